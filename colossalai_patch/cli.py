@@ -1,0 +1,51 @@
+"""The command line. It shows; every decision is made in the modules that it calls."""
+
+import json
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from colossalai_patch.settings import SettingError
+from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
+
+
+@click.group()
+@click.version_option(package_name="colossalai-checkpoint-patch")
+def main() -> None:
+    """Look after the patch to ColossalAI's checkpoint IO."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(as_json: bool) -> None:
+    """Say which modules of ColossalAI are patched, and why not where they are not.
+
+    The exit code is 0 when all are active, and 1 otherwise.
+
+    \b
+    Example:
+        colossalai-patch status --json
+    """
+    try:
+        found = find_status()
+    except SettingError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        _show(found)
+    sys.exit(0 if found.all_active else 1)
+
+
+def _show(found: Status) -> None:
+    console = Console()
+    table = Table("module", "state", "reason")
+    for module in found.modules:
+        colour = {ACTIVE: "green", FAILED: "red"}.get(module.state, "yellow")
+        table.add_row(module.module, Text(module.state, colour), Text(module.reason))
+    console.print(table)
+    for name, version in found.versions.items():
+        console.print(Text(f"{name} {version}"))

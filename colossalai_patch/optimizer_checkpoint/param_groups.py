@@ -1,0 +1,82 @@
+"""The group file of a checkpoint: the optimizer's parameter groups, their ``params`` being param ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from colossalai_patch.optimizer_checkpoint import plain_values
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+
+ParamGroups = list[dict[str, Any]]
+
+
+class ParamIds(list[Any]):
+    """The ids of a group. Native looks each id up in its group for every value, on a plain list in linear time."""
+
+    def __init__(self, ids: list[Any]) -> None:
+        super().__init__(ids)
+        self._members = frozenset(ids)
+
+    def __contains__(self, param_id: object) -> bool:
+        return param_id in self._members
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return list(self)
+
+
+def read_param_groups(path: Path) -> ParamGroups:
+    """Read a group file, of either format.
+
+    Returns:
+        One dict per parameter group, in order; ``params`` is a list of param ids, all tensors are on the CPU.
+
+    Raises:
+        CheckpointError: if the file holds anything else.
+        OSError: if the file cannot be read.
+    """
+    groups = _read_safetensors(path) if path.suffix == ".safetensors" else load_torch_file(path)
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
+        raise CheckpointError(
+            f"{path} is not the group file of an optimizer checkpoint, since it does not hold a list of parameter "
+            "groups with a list 'params' of ids in each. Use another checkpoint."
+        )
+    return groups
+
+
+def save_param_groups(groups: ParamGroups, path: Path) -> None:
+    """Write ``groups``, as ``Optimizer.state_dict()["param_groups"]`` gives them, as a ``.safetensors`` group file.
+
+    Tensors are stored as tensors, all else as JSON under ``param_groups`` in the metadata of the header.
+
+    Raises:
+        TypeError: if a group holds a value for which there is no JSON form.
+        OSError: if the file cannot be written.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def put_tensor(tensor: torch.Tensor) -> str:
+        name = f"param_groups.{len(tensors)}"
+        tensors[name] = tensor.detach().cpu().clone().contiguous()
+        return name
+
+    plain_groups = plain_values.encode(groups, put_tensor)
+    save_file(tensors, path, metadata={"format": "pt", "param_groups": json.dumps(plain_groups)})
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        with safe_open(path, framework="pt") as file:
+            plain_groups = json.loads((file.metadata() or {}).get("param_groups", "null"))
+            return plain_values.decode(plain_groups, lambda name: file.get_tensor(name).clone())
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Use another checkpoint.") from error
+
+
+def _is_group(group: Any) -> bool:
+    ids = group.get("params") if isinstance(group, dict) else None
+    return isinstance(ids, list) and all(isinstance(param_id, (int, str)) for param_id in ids)

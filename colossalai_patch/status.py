@@ -1,0 +1,75 @@
+"""What the patch does in this environment: which modules of ColossalAI it changes, and why not where it does not."""
+
+import contextlib
+import importlib
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from colossalai_patch import overlay, settings
+
+ACTIVE, OFF, UNTESTED, FAILED = "active", "off", "untested release", "failed"
+
+
+@dataclass(frozen=True)
+class ModuleStatus:
+    """How one module of ColossalAI stands: ``state`` is one of the constants above, ``reason`` says why."""
+
+    module: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of every module that the overlay changes, and the versions of what it stands on."""
+
+    modules: list[ModuleStatus]
+    versions: dict[str, str]
+
+    @property
+    def all_active(self) -> bool:
+        return all(module.state == ACTIVE for module in self.modules)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"all_active": self.all_active}
+
+
+def find_status() -> Status:
+    """Import every module that the overlay changes, which takes seconds, and report what became of it.
+
+    Raises:
+        SettingError: if ``COLOSSALAI_PATCH`` holds a value that it cannot have.
+    """
+    wanted = settings.patch_wanted()
+    with contextlib.redirect_stdout(sys.stderr):
+        modules = [_module_status(name, wanted) for name in overlay.overlaid_modules()]
+    return Status(modules, dict(_versions()))
+
+
+def _module_status(name: str, wanted: bool) -> ModuleStatus:
+    if not wanted:
+        return ModuleStatus(name, OFF, "COLOSSALAI_PATCH=off")
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        return ModuleStatus(name, FAILED, f"importing it fails without the patch too: {type(error).__name__}: {error}")
+    outcome = overlay.install().outcomes.get(name, "it was imported before colossalai_patch")
+    if outcome != overlay.ACTIVE:
+        return ModuleStatus(name, FAILED, outcome)
+    if overlay.installed_release() not in overlay.TESTED_RELEASES:
+        return ModuleStatus(name, UNTESTED, f"active, and tested on {', '.join(overlay.TESTED_RELEASES)} only")
+    return ModuleStatus(name, ACTIVE, "")
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "colossalai", overlay.installed_release()
+    for distribution in ("colossalai-checkpoint-patch", "torch", "safetensors"):
+        try:
+            yield distribution, metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            yield distribution, "not installed"
+    yield "python", platform.python_version()

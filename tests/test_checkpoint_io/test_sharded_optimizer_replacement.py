@@ -8,10 +8,10 @@ import json
 
 import pytest
 import torch
+from colossalai.checkpoint_io import GeneralCheckpointIO
 from comparison import assert_same, assert_same_optimizer, assert_same_parameters
 from training import make_parameters, split_into_groups, train
 
-from colossalai.checkpoint_io import GeneralCheckpointIO
 from colossalai_patch.optimizer_checkpoint import read_param_groups, save_param_groups
 
 INDEX_FILE = "pytorch_optim.bin.index.json"

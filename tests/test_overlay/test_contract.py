@@ -7,12 +7,12 @@ import subprocess
 import sys
 import warnings
 
+import colossalai.checkpoint_io
 import pytest
 from colossalai.booster.plugin.torch_ddp_plugin import TorchDDPCheckpointIO
+from colossalai.checkpoint_io import GeneralCheckpointIO
 from environments import CHECKOUT
 
-import colossalai.checkpoint_io
-from colossalai.checkpoint_io import GeneralCheckpointIO
 from colossalai_patch import overlay, status
 
 NAME = "colossalai.checkpoint_io.general_checkpoint_io"

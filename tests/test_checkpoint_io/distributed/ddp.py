@@ -3,11 +3,10 @@
 import sys
 from pathlib import Path
 
+import colossalai
 import torch
 from colossalai.booster import Booster
 from colossalai.booster.plugin import TorchDDPPlugin
-
-import colossalai
 
 sys.path.append(str(Path(__file__).parents[2]))
 from comparison import assert_same_optimizer, assert_same_parameters

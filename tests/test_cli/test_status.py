@@ -1,0 +1,73 @@
+"""``colossalai-patch status`` says what is active, and exits with 0 only when all is."""
+
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from click.testing import CliRunner
+
+from colossalai_patch import overlay, status
+from colossalai_patch.cli import main
+
+GENERAL = "colossalai.checkpoint_io.general_checkpoint_io"
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """What the command finds: a status that a test fills in, so that ColossalAI need not be imported."""
+    found = status.Status([], {"torch": "2.13.0"})
+    monkeypatch.setattr("colossalai_patch.cli.find_status", lambda: found)
+    return found
+
+
+def test_all_active_exits_with_zero(found):
+    found.modules.append(status.ModuleStatus(GENERAL, status.ACTIVE, ""))
+    result = CliRunner().invoke(main, ["status"])
+    assert result.exit_code == 0
+    assert GENERAL in result.output
+    assert "torch 2.13.0" in result.output
+
+
+@pytest.mark.parametrize("state", [status.OFF, status.UNTESTED, status.FAILED])
+def test_anything_else_exits_with_one_and_shows_its_reason(found, state):
+    found.modules.append(status.ModuleStatus(GENERAL, state, "[because]"))
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["status"])
+    assert result.exit_code == 1
+    assert state in result.output
+    assert "[because]" in result.output
+
+
+def test_json_says_the_same(found):
+    found.modules.append(status.ModuleStatus(GENERAL, status.FAILED, "because"))
+    result = CliRunner().invoke(main, ["status", "--json"])
+    assert json.loads(result.output) == {
+        "modules": [{"module": GENERAL, "state": "failed", "reason": "because"}],
+        "versions": {"torch": "2.13.0"},
+        "all_active": False,
+    }
+
+
+def test_the_versions_are_those_installed():
+    versions = status.find_status().versions
+    assert versions["colossalai"] == overlay.installed_release()
+    assert versions["torch"] == version("torch")
+    assert versions["safetensors"] == version("safetensors")
+    assert versions["python"] == platform.python_version()
+
+
+def test_a_wrong_setting_is_one_line_on_stderr(monkeypatch):
+    monkeypatch.setenv("COLOSSALAI_PATCH", "of")
+    result = CliRunner().invoke(main, ["status"])
+    assert result.exit_code == 1
+    assert result.stderr == "Error: COLOSSALAI_PATCH='of': it can be 'on' (the default) or 'off'\n"
+
+
+def test_the_module_runs_as_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "colossalai_patch", "status", "--help"], capture_output=True, text=True
+    )
+    assert result.returncode == 0
+    assert "Say which modules of ColossalAI are patched" in result.stdout

@@ -18,12 +18,19 @@ def split_into_groups(parameters, group_count):
     return [{"params": group, "lr": 0.1 / (position + 1)} for position, group in enumerate(groups)]
 
 
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def set_gradients(parameters, generator):
+    for parameter in parameters:
+        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.grad = gradient.to(parameter.dtype)
+
+
 def train(optimizer, steps, seed=1):
     """Step with the same gradients for every optimizer over parameters of the same shapes."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.grad = gradient.to(parameter.dtype)
+        set_gradients(parameters_of(optimizer), generator)
         optimizer.step()

@@ -1,0 +1,51 @@
+"""Checkpoints on disk, in the formats that ColossalAI writes."""
+
+import json
+
+import torch
+from colossalai.checkpoint_io import GeneralCheckpointIO
+from colossalai.utils.safetensors import _flatten_optim_state_dict
+from safetensors.torch import save_file
+
+INDEX_FILE = "pytorch_optim.bin.index.json"
+GROUP_FILE = "pytorch_optim_group.bin"
+MEGABYTES_OF_A_SHARD = 1e-4  # less than one state, so that every state has a shard of its own
+
+
+def save_bin(optimizer, folder):
+    GeneralCheckpointIO().save_optimizer(optimizer, folder, shard=True, size_per_shard=MEGABYTES_OF_A_SHARD)
+
+
+def save_safetensors(optimizer, folder):
+    """What an async save writes, made without TensorNVMe, which is not published."""
+    save_bin(optimizer, folder)
+    index = json.loads((folder / INDEX_FILE).read_text())
+    shards = {name: name.replace(".bin", ".safetensors") for name in index["weight_map"].values()}
+    for old, new in shards.items():
+        write_safetensors(torch.load(folder / old), folder / new)
+        (folder / old).unlink()
+    index["weight_map"] = {param_id: shards[name] for param_id, name in index["weight_map"].items()}
+    (folder / "optimizer.safetensors.index.json").write_text(json.dumps(index))
+    (folder / INDEX_FILE).unlink()
+
+
+def write_safetensors(states, path):
+    """Write states, or a whole state dict, with ColossalAI's own flattening into tensors and pickles."""
+    tensors, metadata = _flatten_optim_state_dict(states)
+    tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
+    save_file(tensors, path, metadata={name: json.dumps(value) for name, value in (metadata or {}).items()})
+
+
+def held_by_safetensors(state_dict):
+    """The part of a state dict that the safetensors format can hold: neither None nor a parameter without values."""
+    states = {
+        param_id: {name: value for name, value in state.items() if value is not None}
+        for param_id, state in state_dict["state"].items()
+    }
+    return state_dict | {"state": {param_id: state for param_id, state in states.items() if state}}
+
+
+def in_order(state_dict):
+    """The same state dict with its states in the order of their keys, since safetensors files have one of their own."""
+    states = {param_id: dict(sorted(state.items())) for param_id, state in sorted(state_dict["state"].items())}
+    return state_dict | {"state": states}

@@ -6,4 +6,4 @@ release = extend_release(globals())
 
 class GeneralCheckpointIO(release.GeneralCheckpointIO):
     def load_sharded_optimizer(self, optimizer, index_file_path, prefix, low_cpu_mem_mode=True, num_threads=1):
-        load_optimizer_checkpoint(optimizer, index_file_path, low_cpu_mem_mode=low_cpu_mem_mode)
+        load_optimizer_checkpoint(optimizer, index_file_path, low_cpu_mem_mode, num_threads)

@@ -4,12 +4,9 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from colossalai_patch.optimizer_checkpoint.index import read_index
-from colossalai_patch.optimizer_checkpoint.param_groups import ParamIds, read_param_groups
+from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
+from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
-
-SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE = 1
-SHARDS_AHEAD = 3
 
 
 def load_optimizer_checkpoint(
@@ -31,15 +28,27 @@ def load_optimizer_checkpoint(
         ValueError: as native, if the groups differ from the optimizer's in number or size.
         OSError: if a file cannot be read.
     """
-    index = read_index(index_file)
-    groups = read_param_groups(index.group_file)
-    shards_ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else max(SHARDS_AHEAD, num_threads)
-    states = StreamedStates(index.shard_files, shards_ahead)
+    checkpoint = open_checkpoint(index_file)
+    load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads))
+
+
+def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates) -> None:
+    """Hand groups and states to ``optimizer.load_state_dict``, which reads the states while it goes through them.
+
+    Args:
+        optimizer: the optimizer, or anything with its ``load_state_dict``.
+        param_groups: one dict per parameter group, ``params`` being the ids of its parameters in ``states``.
+        states: the states; those under ids of no group are kept as natively.
+
+    Raises:
+        CheckpointError, OSError: as ``states.items()``.
+        ValueError: as native, if the groups differ from the optimizer's in number or size.
+    """
     if _uses_native(optimizer):
-        groups = [group | {"params": ParamIds(group["params"])} for group in groups]
+        groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
     else:
-        optimizer.load_state_dict({"state": dict(states.items()), "param_groups": groups})
+        optimizer.load_state_dict({"state": dict(states.items()), "param_groups": param_groups})
 
 
 def _uses_native(optimizer: Optimizer) -> bool:

@@ -15,8 +15,8 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 
 
-def load_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the states in a safetensors shard by param id, copied out of the mapped file.
+def map_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
+    """Give the states in a safetensors shard by param id; the tensors are views of the mapped file.
 
     Raises:
         CheckpointError: if the file is damaged, or a pickle in it holds more than plain values.
@@ -29,7 +29,7 @@ def load_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
             for key in file.keys():  # noqa: SIM118, since safe_open has no __iter__
                 _, param_id, name = _split_key(key)
                 value = file.get_tensor(key)
-                plain = unpickle_plain(value.numpy().tobytes()) if key in pickled else value.clone()
+                plain = unpickle_plain(value.numpy().tobytes()) if key in pickled else value
                 states.setdefault(param_id, {})[name] = plain
     except (SafetensorError, pickle.UnpicklingError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}. Use another checkpoint.") from error

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, read_shard
+from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, Take, copy_state, read_shard
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,12 @@ class StreamedStates:
     Attributes:
         shard_files: the shards, in order.
         shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
+        take: what to keep of each state; see ``read_shard``. It runs in the reading threads.
     """
 
     shard_files: Sequence[Path]
     shards_ahead: int
+    take: Take = copy_state
 
     def items(self) -> Iterator[tuple[ParamId, State]]:
         """Yield each param id with its state, in the order of the shards.
@@ -38,7 +40,7 @@ class StreamedStates:
         with ThreadPoolExecutor(self.shards_ahead, thread_name_prefix="optimizer-shard") as threads:
             try:
                 for file in self.shard_files:
-                    pending.append(threads.submit(read_shard, file))
+                    pending.append(threads.submit(read_shard, file, self.take))
                     if len(pending) > self.shards_ahead:
                         yield pending.popleft().result()
                 while pending:

@@ -1,0 +1,47 @@
+"""A whole optimizer checkpoint, opened for reading."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from colossalai_patch.optimizer_checkpoint.index import Index, read_index
+from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups
+from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state
+from colossalai_patch.optimizer_checkpoint.states import StreamedStates
+
+SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE = 1
+SHARDS_AHEAD = 3
+
+
+@dataclass(frozen=True)
+class OptimizerCheckpoint:
+    """An opened checkpoint: its index and its parameter groups are read, its states are not.
+
+    Attributes:
+        index: which files belong to it.
+        param_groups: one dict per parameter group, ``params`` being a list of param ids.
+    """
+
+    index: Index
+    param_groups: ParamGroups
+
+    def states(self, low_cpu_mem_mode: bool, num_threads: int, take: Take = copy_state) -> StreamedStates:
+        """Give the states, to be read while they are consumed.
+
+        Args:
+            low_cpu_mem_mode: hold at most two shards in host memory beside what was consumed.
+            num_threads: how many shards are read at the same time, at least, without ``low_cpu_mem_mode``.
+            take: what to keep of each state; see ``read_shard``.
+        """
+        ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else max(SHARDS_AHEAD, num_threads)
+        return StreamedStates(self.index.shard_files, ahead, take)
+
+
+def open_checkpoint(index_file: str | Path) -> OptimizerCheckpoint:
+    """Open a checkpoint, given the path of its index; group file and shards are beside it.
+
+    Raises:
+        CheckpointError: if the index or the group file is not sound.
+        OSError: if one of them cannot be read.
+    """
+    index = read_index(index_file)
+    return OptimizerCheckpoint(index, read_param_groups(index.group_file))

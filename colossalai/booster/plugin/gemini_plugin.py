@@ -16,10 +16,18 @@ release = extend_release(globals())
 class GeminiCheckpointIO(release.GeminiCheckpointIO):
     def load_sharded_optimizer(self, optimizer, checkpoint_index_file, prefix, low_cpu_mem_mode=True, num_threads=1):
         holding = _holding(optimizer)
+        _cast_to_float(optimizer)
         load_held_checkpoint(optimizer.optim, holding, checkpoint_index_file, low_cpu_mem_mode, num_threads)
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
+        _cast_to_float(optimizer)
         load_held_file(optimizer.optim, _holding(optimizer), checkpoint)
+
+
+def _cast_to_float(optimizer):
+    """Give the optimizer's parameters, which are empty outside a step, the dtype of its states: native casts to it."""
+    for param in optimizer.id_to_fake_params.values():
+        param.data = param.data.float()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def save_safetensors(optimizer, folder):
     index = json.loads((folder / INDEX_FILE).read_text())
     shards = {name: name.replace(".bin", ".safetensors") for name in index["weight_map"].values()}
     for old, new in shards.items():
-        write_safetensors(torch.load(folder / old), folder / new)
+        write_safetensors(torch.load(folder / old, weights_only=True), folder / new)
         (folder / old).unlink()
     index["weight_map"] = {param_id: shards[name] for param_id, name in index["weight_map"].items()}
     (folder / "optimizer.safetensors.index.json").write_text(json.dumps(index))

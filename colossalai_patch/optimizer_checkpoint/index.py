@@ -14,11 +14,20 @@ class Index:
 
     Attributes:
         group_file: the file that holds the parameter groups.
-        shard_files: the files that hold the states, in the order in which they were saved.
+        weight_map: the shard that holds the state, by param id as text.
     """
 
     group_file: Path
-    shard_files: tuple[Path, ...]
+    weight_map: dict[str, Path]
+
+    @property
+    def shard_files(self) -> list[Path]:
+        """The shards, in the order in which they were saved."""
+        return sorted(set(self.weight_map.values()))
+
+    def shard_of(self, param_id: object) -> Path:
+        """The shard that holds the state of ``param_id``."""
+        return self.weight_map[str(param_id)]
 
 
 def read_index(index_file: str | Path) -> Index:
@@ -39,11 +48,10 @@ def read_index(index_file: str | Path) -> Index:
             f"{index_file} is not the index of an optimizer checkpoint, since its metadata names no group file under "
             "'param_groups'. Is it the index of a model checkpoint?"
         )
-    names = [metadata["param_groups"], *weight_map.values()]
-    if not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) for name in (metadata["param_groups"], *weight_map.values())):
         raise CheckpointError(f"{index_file} is damaged: a file name in it is not a string. Use another checkpoint.")
-    group_file, *shard_files = (index_file.parent / name for name in names)
-    return Index(group_file, tuple(sorted(set(shard_files))))
+    folder = index_file.parent
+    return Index(folder / metadata["param_groups"], {key: folder / name for key, name in weight_map.items()})
 
 
 def _object(content: Any, name: str, index_file: Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Loading an optimizer checkpoint: native does the work, this feeds it."""
 
 from pathlib import Path
+from typing import Any
 
 from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
+from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 
 
@@ -15,10 +17,10 @@ def load_optimizer_checkpoint(
     """Load a checkpoint, given its index, as ``optimizer.load_state_dict`` would load the same state in one piece.
 
     The parameter groups and the whole state are replaced, at the very end; when anything fails before, the optimizer
-    is as it was.
+    is as it was. State tensors with the shape of another parameter are loaded, as natively, with one warning.
 
     Args:
-        optimizer: the optimizer, or anything with its ``load_state_dict``.
+        optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
         low_cpu_mem_mode: hold at most two shards in host memory beside the finished state.
         num_threads: how many shards are read at the same time, at least, without ``low_cpu_mem_mode``.
@@ -30,6 +32,7 @@ def load_optimizer_checkpoint(
     """
     checkpoint = open_checkpoint(index_file)
     load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads))
+    warn_of_foreign_shapes(optimizer, checkpoint)
 
 
 def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates) -> None:
@@ -42,13 +45,31 @@ def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: Strea
 
     Raises:
         CheckpointError, OSError: as ``states.items()``.
-        ValueError: as native, if the groups differ from the optimizer's in number or size.
+        Exception: as ``optimizer.load_state_dict``; ValueError if the groups differ in number or size.
     """
     if _uses_native(optimizer):
         groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
+        state_dict = {"state": states, "param_groups": groups}
     else:
-        optimizer.load_state_dict({"state": dict(states.items()), "param_groups": param_groups})
+        state_dict = {"state": dict(states.items()), "param_groups": param_groups}
+    load_state_dict(optimizer, state_dict)
+
+
+def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Call ``optimizer.load_state_dict``; when it fails, the optimizer is as it was.
+
+    Native swaps groups and state in before the optimizer's ``__setstate__`` looks at them, which may still fail.
+
+    Raises:
+        Exception: whatever ``optimizer.load_state_dict`` raises.
+    """
+    before = dict(vars(optimizer))
+    try:
+        optimizer.load_state_dict(state_dict)
+    except BaseException:
+        vars(optimizer).clear()
+        vars(optimizer).update(before)
+        raise
 
 
 def _uses_native(optimizer: Optimizer) -> bool:

@@ -39,8 +39,13 @@ def read_shard(path: Path, take: Take = copy_state) -> dict[ParamId, State]:
     states = map_safetensors_states(path) if path.suffix == ".safetensors" else map_torch_file(path)
     if not isinstance(states, dict):
         raise CheckpointError(f"{path} is not a shard of an optimizer checkpoint, since it holds no dict of states.")
-    taken = ((_param_id(key), state) for key, state in states.items())
-    kept = ((param_id, take(param_id, state)) for param_id, state in taken)
+    return read_states(states, take)
+
+
+def read_states(states: dict[Any, State], take: Take = copy_state) -> dict[ParamId, State]:
+    """Take what is wanted of states whose tensors are views of a mapped file, by their true param ids."""
+    by_id = ((_param_id(key), state) for key, state in states.items())
+    kept = ((param_id, take(param_id, state)) for param_id, state in by_id)
     return {param_id: state for param_id, state in kept if state is not None}
 
 

@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements-test.txt | $
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official test-releases mismatches regression demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases mismatches fuzz regression demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -34,6 +34,10 @@ test-releases: venv
 #: make mismatches     the differential suite with the patch off: how many cases differ from native
 mismatches: venv
 	.venv/bin/python tests/mismatches.py
+
+#: make fuzz           5,000 spoilt checkpoints: each loads as natively or is refused
+fuzz: venv
+	.venv/bin/python -W ignore tests/fuzz.py 5000
 
 #: make regression     the regression suite with the patch off and on: 16 failed, 9 passed, and 25 passed
 regression: venv

@@ -57,8 +57,8 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
                     yield key, unpickle_plain(file.get_tensor(key).numpy().tobytes())
                 else:
                     yield key, file.get_tensor(key)
-    except (SafetensorError, pickle.UnpicklingError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be loaded: {error}. Use another checkpoint.") from error
+    except (SafetensorError, pickle.UnpicklingError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged, or not to be trusted: {error}. Use another checkpoint.") from error
 
 
 def _by_param_id(entries: Iterator[tuple[str, Any]], path: Path) -> dict[str, dict[str, Any]]:

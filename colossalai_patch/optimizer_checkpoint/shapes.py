@@ -31,7 +31,7 @@ def warn_of_foreign_shapes(optimizer: Optimizer, checkpoint: OptimizerCheckpoint
     first, more = found[0], len(found) - 1
     param_id = checkpoint.param_groups[first.group]["params"][first.position]
     warnings.warn(
-        f"{checkpoint.index.shard_of(param_id)}: the state {first.name!r} of parameter {first.position} of group "
+        f"{checkpoint.index.weight_map[param_id]}: the state {first.name!r} of parameter {first.position} of group "
         f"{first.group} has the shape {tuple(first.shape)}, and the parameter has {tuple(first.param_shape)}"
         f"{f' ({more} more like it)' if more else ''}. It was loaded all the same. Is the checkpoint of another model?",
         stacklevel=2,

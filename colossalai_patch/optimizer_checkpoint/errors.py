@@ -3,3 +3,7 @@
 
 class CheckpointError(ValueError):
     """A checkpoint, or a file of it, cannot be loaded: the message says which, why, and what to do."""
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A file that a checkpoint names is not there."""

@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements-test.txt | $
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official test-releases mismatches fuzz regression demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases mismatches fuzz regression regression-plugins demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -42,6 +42,10 @@ fuzz: venv
 #: make regression     the regression suite with the patch off and on: 16 failed, 9 passed, and 25 passed
 regression: venv
 	.venv/bin/python tests/regression.py
+
+#: make regression-plugins  the tests of the plugins' loaders and savers with the patch off and on, in ten minutes
+regression-plugins: venv
+	.venv/bin/python tests/regression.py plugins
 
 #: make demo           the example training run: rolled back by stock, patched and native
 demo: venv

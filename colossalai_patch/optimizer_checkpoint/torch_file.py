@@ -14,6 +14,7 @@ from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 
 _ZIP_SIGNATURE = b"PK\x03\x04"
+_DIRECTORY = 0x10  # torch takes a part with this attribute for empty, and gives memory that nobody filled
 _HEADER_OF_A_PART = struct.Struct("<4s5H3L2H")
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
 
@@ -62,7 +63,8 @@ def _check_zip(path: Path) -> None:
         for entry in entries:
             name = entry.orig_filename.encode()
             header = os.pread(file.fileno(), _HEADER_OF_A_PART.size + len(name), entry.header_offset)
-            if header[:4] != _ZIP_SIGNATURE or header[_HEADER_OF_A_PART.size :] != name:
+            is_there = header[:4] == _ZIP_SIGNATURE and header[_HEADER_OF_A_PART.size :] == name
+            if not is_there or entry.external_attr & _DIRECTORY:
                 raise CheckpointError(f"{path} is damaged: {entry.orig_filename} is not where it should be.")
 
 

@@ -27,9 +27,12 @@ def _assert_same_tensor(actual, expected, where):
         return tensor.dtype, tensor.device, tensor.layout, tuple(tensor.shape), tensor.requires_grad
 
     assert facts(actual) == facts(expected), f"{where}: {facts(actual)} instead of {facts(expected)}"
-    if actual.layout is not torch.strided:
-        actual, expected = actual.coalesce().to_dense(), expected.coalesce().to_dense()
-    assert torch.equal(actual, expected), f"{where}: the values differ"
+    assert torch.equal(_bytes_of(actual), _bytes_of(expected)), f"{where}: the values differ"
+
+
+def _bytes_of(tensor):
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().coalesce().to_dense()
+    return dense.contiguous().reshape(-1).view(torch.uint8)
 
 
 def assert_same_optimizer(actual: Optimizer, expected: Optimizer):

@@ -45,7 +45,7 @@ class HybridParallelCheckpointIO(release.HybridParallelCheckpointIO):
         device=torch.device("cpu"),  # noqa: B008, F821
         pinned_state_dicts=None,
     ):
-        """As the release's, but scalars, whatever their name, are kept as they are."""
+        """As the release's, but scalars, whatever their name, are kept as they are; it never changes ``state``."""
         shape = (-(-param.numel() // dist.get_world_size(dp_group)),) if use_zero else param.shape  # noqa: F821
         parts = {name: value for name, value in state.items() if is_part(name, value, shape)}
         gathered = release.HybridParallelCheckpointIO.gather_from_sharded_optimizer_state(

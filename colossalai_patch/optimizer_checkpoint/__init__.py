@@ -12,8 +12,9 @@ from colossalai_patch.optimizer_checkpoint.load import (
     unchanged_on_failure,
 )
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups, save_param_groups
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, copy_state, read_shard, take_states
+from colossalai_patch.optimizer_checkpoint.shard import State, copy_state, read_shard, take_states
 from colossalai_patch.optimizer_checkpoint.single_file import load_optimizer_file, read_optimizer_file
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file

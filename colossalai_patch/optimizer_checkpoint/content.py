@@ -1,5 +1,6 @@
 """Content of files: how large it may be, so that a small crafted file cannot fill memory or stack, and copies of it."""
 
+import copy
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,11 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def copied_value(value: Any) -> Any:
-    """Copy the tensors in ``value``, and the containers of plain values around them."""
-    if isinstance(value, torch.Tensor):
+    """Copy ``value`` with all tensors in it: what ``copy.deepcopy`` gives, sooner for what states consist of."""
+    if type(value) is torch.Tensor and not value.requires_grad:
         return value.clone()
     if isinstance(value, dict):
         return type(value)((key, copied_value(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return type(value)(copied_value(item) for item in value)
-    return value
+    return copy.deepcopy(value)

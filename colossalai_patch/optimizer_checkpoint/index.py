@@ -8,7 +8,8 @@ from typing import Any
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
 from colossalai_patch.optimizer_checkpoint.files import check_name
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, Shard, as_param_id
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
+from colossalai_patch.optimizer_checkpoint.shard import Shard
 
 LARGEST_INDEX = 256 * 2**20  # bytes; a million parameters take some 50 MB
 GROUP_FILE_KEY = "param_groups"

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
+from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
 from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 

@@ -16,20 +16,6 @@ from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 ParamGroups = list[dict[str, Any]]
 
 
-class ParamIds(list[Any]):
-    """The ids of a group. Native looks each id up in its group for every value, on a plain list in linear time."""
-
-    def __init__(self, ids: list[Any]) -> None:
-        super().__init__(ids)
-        self._members = frozenset(ids)
-
-    def __contains__(self, param_id: object) -> bool:
-        return param_id in self._members
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
-        return list(self)
-
-
 def read_param_groups(path: Path) -> ParamGroups:
     """Read a group file, of either format.
 

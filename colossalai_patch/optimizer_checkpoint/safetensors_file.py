@@ -15,12 +15,13 @@ from safetensors import SafetensorError, safe_open
 
 from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 
 PARAM_GROUPS = "param_groups"
 
 
-def map_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
+def map_safetensors_states(path: Path) -> dict[ParamId, dict[str, Any]]:
     """Give the states in a safetensors shard by param id; the tensors are views of the mapped file.
 
     Raises:
@@ -61,12 +62,12 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
         raise CheckpointError(f"{path} is damaged, or not to be trusted: {error}. Use another checkpoint.") from error
 
 
-def _by_param_id(entries: Iterator[tuple[str, Any]], path: Path) -> dict[str, dict[str, Any]]:
-    states: dict[str, dict[str, Any]] = {}
+def _by_param_id(entries: Iterator[tuple[str, Any]], path: Path) -> dict[ParamId, dict[str, Any]]:
+    states: dict[ParamId, dict[str, Any]] = {}
     for key, value in entries:
         kind, _, rest = key.partition(".")
         param_id, separator, name = rest.partition(".")
         if kind != "state" or not separator:
             raise CheckpointError(f"{path} is damaged: the key {key!r} is not of the form state.ID.NAME.")
-        states.setdefault(param_id, {})[name] = value
+        states.setdefault(as_param_id(param_id), {})[name] = value
     return states

@@ -8,14 +8,12 @@ from typing import Any
 from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
-ParamId = int | str
 State = dict[str, Any]
 Take = Callable[[ParamId, State], State | None]
-
-DIGITS_OF_AN_ID = 18
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
         check_checksum(shard.path, shard.checksum)
     is_safetensors = shard.path.suffix == ".safetensors"
     states = map_safetensors_states(shard.path) if is_safetensors else map_torch_file(shard.path)
-    if not isinstance(states, dict):
+    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
         raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
     check_bounds(shard.path, states)
     states = {as_param_id(key): state for key, state in states.items()}
@@ -71,11 +69,6 @@ def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[P
     """Take what is wanted of states whose tensors are views of a mapped file."""
     kept = ((param_id, take(param_id, state)) for param_id, state in states.items())
     return {param_id: state for param_id, state in kept if state is not None}
-
-
-def as_param_id(key: Any) -> Any:
-    """Stock makes every key a number; a key that is no number is kept, as natively."""
-    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= DIGITS_OF_AN_ID else key
 
 
 def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:

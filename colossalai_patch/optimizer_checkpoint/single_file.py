@@ -10,7 +10,6 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.load import load_state_dict
 from colossalai_patch.optimizer_checkpoint.param_groups import is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
-from colossalai_patch.optimizer_checkpoint.shard import as_param_id
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
 
@@ -42,7 +41,7 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)
     copied: dict[str, Any] = copied_value(state_dict)
-    return copied | {"state": {as_param_id(key): state for key, state in copied["state"].items()}}
+    return copied
 
 
 def _is_state_dict(content: Any) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, Shard, State, Take, copy_state, read_shard
+from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
+from colossalai_patch.optimizer_checkpoint.shard import Shard, State, Take, copy_state, read_shard
 
 
 @dataclass(frozen=True)

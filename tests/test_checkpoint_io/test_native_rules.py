@@ -165,6 +165,36 @@ def test_a_string_becomes_what_native_makes_of_it(tmp_path):
     assert ours.split(" at 0x")[0] == theirs.split(" at 0x")[0]
 
 
+SPECIAL_TENSORS = {
+    "a parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "a tensor that requires a gradient": lambda: torch.ones(3, requires_grad=True),
+    "a tensor in another memory format": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "a part of a larger tensor": lambda: torch.arange(10.0)[2:5],
+    "a transposed tensor": lambda: torch.arange(6.0).reshape(2, 3).t(),
+    "an empty tensor": lambda: torch.empty(0),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL_TENSORS)
+def test_a_tensor_of_a_special_kind_is_loaded_as_natively(tmp_path, kind):
+    torch.manual_seed(0)
+    source, restored, native = (torch.optim.SGD(make_parameters(), lr=0.1, momentum=0.9) for _ in range(3))
+    train(source, 1)
+    save_bin(source, tmp_path)
+    shard = tmp_path / "pytorch_optim-00001.bin"
+    states = torch.load(shard, weights_only=True)
+    states[0]["special"] = SPECIAL_TENSORS[kind]()
+    torch.save(states, shard)
+
+    GeneralCheckpointIO().load_optimizer(restored, tmp_path)
+    state_dict = source.state_dict()
+    native.load_state_dict(state_dict | {"state": state_dict["state"] | torch.load(shard, weights_only=True)})
+    assert_same_optimizer(restored, native)
+    ours, theirs = (optimizer.state[parameters_of(optimizer)[0]]["special"] for optimizer in (restored, native))
+    assert ours.layout is not torch.strided or ours.stride() == theirs.stride()
+
+
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False)
 tensors = st.builds(
     lambda shape, dtype, seed: torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(9).to(dtype),

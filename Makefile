@@ -7,7 +7,7 @@ REQUIREMENTS := $(sort $(wildcard requirements/*.txt))
 PACKAGE := setup.py pyproject.toml colossalai_patch.pth
 
 # The official environment takes minutes and gigabytes, so it outlives the checkout; its key is what went into it.
-OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements-test.txt | $(PYTHON) -c 'import hashlib, sys; \
+OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirements/requirements-test.txt | $(PYTHON) -c 'import hashlib, sys; \
 	print("%d.%d-" % sys.version_info[:2] + hashlib.sha256(sys.stdin.buffer.read() + b"$(RELEASE)").hexdigest()[:12])')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -65,6 +65,6 @@ venv: .venv/.installed
 
 $(OFFICIAL)/.installed:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet colossalai==$(RELEASE) -r requirements/requirements-test.txt
+	$(@D)/bin/pip install --quiet colossalai==$(RELEASE) -r requirements/requirements.txt -r requirements/requirements-test.txt
 	$(@D)/bin/pip download --quiet --no-deps --no-binary colossalai --dest $(@D)/sources colossalai==$(RELEASE)
 	touch $@

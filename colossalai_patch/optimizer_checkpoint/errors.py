@@ -1,5 +1,9 @@
-"""What the reading of a checkpoint can end in, besides ``OSError``."""
+"""What the reading of a checkpoint can end in, besides ``OSError``, and the saving of one."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint, or a file of it, cannot be loaded: the message says which, why, and what to do."""
+
+
+class SaveError(OSError):
+    """A save was given up, and the checkpoint that was there before is as it was: the message says where and why."""

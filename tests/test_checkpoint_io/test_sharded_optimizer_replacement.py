@@ -15,7 +15,6 @@ from training import make_parameters, split_into_groups, train
 from colossalai_patch.optimizer_checkpoint import read_param_groups, save_param_groups
 
 INDEX_FILE = "pytorch_optim.bin.index.json"
-GROUP_FILE = "pytorch_optim_group.bin"
 
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
@@ -56,9 +55,14 @@ def test_an_empty_checkpoint_clears_a_trained_optimizer(tmp_path, name, group_co
     assert_trains_on_as_native(restored, native)
 
 
+def group_file_of(checkpoint):
+    return checkpoint / json.loads((checkpoint / INDEX_FILE).read_text())["metadata"]["param_groups"]
+
+
 def write_safetensors_group_file(checkpoint):
-    save_param_groups(read_param_groups(checkpoint / GROUP_FILE), checkpoint / "pytorch_optim_group.safetensors")
-    (checkpoint / GROUP_FILE).unlink()
+    group_file = group_file_of(checkpoint)
+    save_param_groups(read_param_groups(group_file), checkpoint / "pytorch_optim_group.safetensors")
+    group_file.unlink()
     index = json.loads((checkpoint / INDEX_FILE).read_text())
     index["metadata"]["param_groups"] = "pytorch_optim_group.safetensors"
     (checkpoint / INDEX_FILE).write_text(json.dumps(index))
@@ -117,7 +121,8 @@ def as_a_dict(groups):
 def test_groups_that_do_not_fit_are_refused_before_anything_changes(tmp_path, spoil):
     optimizer = make_optimizer("adam", steps=2)
     GeneralCheckpointIO().save_optimizer(make_optimizer("adam", steps=1), tmp_path, shard=True)
-    torch.save(spoil(torch.load(tmp_path / GROUP_FILE)), tmp_path / GROUP_FILE)
+    group_file = group_file_of(tmp_path)
+    torch.save(spoil(torch.load(group_file)), group_file)
     before, state = copy.deepcopy(optimizer.state_dict()), optimizer.state
     with pytest.raises(ValueError, match="group"):
         GeneralCheckpointIO().load_optimizer(optimizer, tmp_path)

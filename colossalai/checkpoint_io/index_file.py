@@ -1,0 +1,16 @@
+from pathlib import Path
+
+from colossalai_patch.optimizer_checkpoint.save import save_of
+from colossalai_patch.overlay import extend_release
+
+release = extend_release(globals())
+
+
+class CheckpointIndexFile(release.CheckpointIndexFile):
+    def write_index_file(self, save_index_file):
+        path = str(Path(self.root_path, save_index_file))
+        save = save_of(path)
+        if save is None:
+            super().write_index_file(save_index_file)
+        else:
+            save.write_by_path(path, lambda: release.CheckpointIndexFile.write_index_file(self, save_index_file))

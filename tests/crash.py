@@ -1,7 +1,7 @@
 """Kills processes that save again and again over one directory, and loads what they leave.
 
-Prints how many were killed, after how many kills the checkpoint was lost, and after how many it was a mixture or none of
-the two states that were being written. The exit code is 0 when there was none.
+Prints how many were killed, how many of them lost the checkpoint, and how many left a mixture or none of the two states
+that were being written. The exit code is 0 when there was none.
 
 Example:
     python tests/crash.py --kills 200

@@ -41,7 +41,9 @@ def saved_number(folder):
     GeneralCheckpointIO().load_optimizer(optimizer, os.fspath(folder))
     numbers = {group["lr"] for group in optimizer.param_groups}
     for state in optimizer.state.values():
-        numbers |= {float(state["step"])}.union(*(tensor.unique().tolist() for tensor in (state["exp_avg"], state["exp_avg_sq"])))
+        numbers |= {float(state["step"])}.union(
+            *(tensor.unique().tolist() for tensor in (state["exp_avg"], state["exp_avg_sq"]))
+        )
     number = int(min(numbers))
     if len(numbers) != 1 or len(optimizer.state) != len(SHAPES) - number % 2:
         raise ValueError(f"{folder} holds a mixture of {sorted(numbers)}")

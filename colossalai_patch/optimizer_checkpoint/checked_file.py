@@ -38,28 +38,39 @@ class CheckedFile:
         """
         self._size = 0
         self._checksum = xxhash.xxh3_64()
+        self._held_back = bytearray()
         self._refusal: OSError | None = None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             fill(self)
+            self.flush()
         except Exception as error:
             os.close(self._descriptor)
             raise self._refusal or error from None
 
     def write(self, data: bytes | memoryview) -> int:
-        rest = memoryview(data).cast("B")
-        self._checksum.update(rest)
-        self._size += len(rest)
+        data = memoryview(data).cast("B")
+        self._checksum.update(data)
+        self._size += len(data)
+        if len(self._held_back) + len(data) <= _CHUNK:
+            self._held_back += data
+        else:
+            self.flush()
+            self._put(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Write what was held back to make few writes of many."""
+        self._put(memoryview(self._held_back))
+        self._held_back = bytearray()
+
+    def _put(self, data: memoryview) -> None:
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            while data:
+                data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             self._refusal = self._refusal or error
             raise
-        return self._size
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
     def finish(self) -> FileRecord:
         """Wait until the file is on disk, close it, and say what was written to it.

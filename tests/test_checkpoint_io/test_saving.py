@@ -13,7 +13,7 @@ import forked
 import pytest
 import torch
 from colossalai.checkpoint_io import GeneralCheckpointIO
-from comparison import assert_same, assert_same_optimizer, assert_same_parameters
+from comparison import assert_same, assert_same_parameters
 from faults import fail, fault_at, kill, supply_faults
 from numbered_states import (
     MEGABYTES_OF_A_SHARD,
@@ -24,7 +24,6 @@ from numbered_states import (
     set_number,
 )
 
-from colossalai_patch.optimizer_checkpoint import CheckpointError
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 
 WAYS = ["bin", "safetensors", "async"]
@@ -258,7 +257,7 @@ def test_a_directory_where_a_file_should_be_is_an_error(tmp_path):
 
 
 def save_without_permission(folder):
-    os.chmod(folder, 0o555)
+    folder.chmod(0o555)
     os.seteuid(65534)
     save(folder, 2)
 
@@ -390,5 +389,8 @@ def test_a_kill_at_any_file_operation_of_a_model_save_leaves_one_of_the_two_mode
         GeneralCheckpointIO().save_model(
             make_model(operation + 1), str(tmp_path), shard=True, size_per_shard=MEGABYTES_OF_A_SHARD
         )
-        assert sorted(path.name for path in tmp_path.iterdir()) == [*map("pytorch_model-0000{}.bin".format, (1, 2)), "pytorch_model.bin.index.json"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            *map("pytorch_model-0000{}.bin".format, (1, 2)),
+            "pytorch_model.bin.index.json",
+        ]
     assert saved_model_value(tmp_path) == operation + 1

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
-from colossalai_patch.optimizer_checkpoint.states import StreamedStates
+from colossalai_patch.optimizer_checkpoint.states import States
 
 
 def load_optimizer_checkpoint(
@@ -32,7 +32,7 @@ def load_optimizer_checkpoint(
     load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads))
 
 
-def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates) -> None:
+def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: States) -> None:
     """Hand groups and states to ``optimizer.load_state_dict``, which reads the states while it goes through them.
 
     Args:

@@ -17,7 +17,7 @@ Take = Callable[[ParamId, State], State | None]
 
 def copy_state(param_id: ParamId, state: State) -> State:
     """Take the whole state: a copy in memory of its own, which outlives the mapped file."""
-    copied: State = _copied(state)
+    copied: State = copy_value(state)
     return copied
 
 
@@ -39,8 +39,13 @@ def read_shard(path: Path, take: Take = copy_state) -> dict[ParamId, State]:
     states = map_safetensors_states(path) if path.suffix == ".safetensors" else map_torch_file(path)
     if not isinstance(states, dict):
         raise CheckpointError(f"{path} is not a shard of an optimizer checkpoint, since it holds no dict of states.")
-    taken = ((_param_id(key), state) for key, state in states.items())
-    kept = ((param_id, take(param_id, state)) for param_id, state in taken)
+    return read_states(states, take)
+
+
+def read_states(states: dict[Any, State], take: Take = copy_state) -> dict[ParamId, State]:
+    """Take what is wanted of states whose tensors are views of a mapped file, by their true param ids."""
+    by_id = ((_param_id(key), state) for key, state in states.items())
+    kept = ((param_id, take(param_id, state)) for param_id, state in by_id)
     return {param_id: state for param_id, state in kept if state is not None}
 
 
@@ -49,11 +54,12 @@ def _param_id(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-def _copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
+    """Copy a value of a state, with the tensors in it."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return type(value)((key, _copied(item)) for key, item in value.items())
+        return type(value)((key, copy_value(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(copy_value(item) for item in value)
     return value

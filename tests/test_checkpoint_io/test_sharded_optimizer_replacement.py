@@ -8,13 +8,13 @@ import json
 
 import pytest
 import torch
+from checkpoints import INDEX_FILE, group_file_of
 from colossalai.checkpoint_io import GeneralCheckpointIO
 from comparison import assert_same, assert_same_optimizer, assert_same_parameters
 from training import make_parameters, split_into_groups, train
 
 from colossalai_patch.optimizer_checkpoint import read_param_groups, save_param_groups
 
-INDEX_FILE = "pytorch_optim.bin.index.json"
 
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
@@ -53,10 +53,6 @@ def test_an_empty_checkpoint_clears_a_trained_optimizer(tmp_path, name, group_co
     GeneralCheckpointIO().load_optimizer(restored, tmp_path)
     native.load_state_dict(source.state_dict())
     assert_trains_on_as_native(restored, native)
-
-
-def group_file_of(checkpoint):
-    return checkpoint / json.loads((checkpoint / INDEX_FILE).read_text())["metadata"]["param_groups"]
 
 
 def write_safetensors_group_file(checkpoint):

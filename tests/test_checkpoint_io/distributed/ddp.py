@@ -1,14 +1,11 @@
 """On every rank, a load through Booster into a trained optimizer equals native, and so do three more steps."""
 
 import sys
-from pathlib import Path
 
 import colossalai
 import torch
 from colossalai.booster import Booster
 from colossalai.booster.plugin import TorchDDPPlugin
-
-sys.path.append(str(Path(__file__).parents[2]))
 from comparison import assert_same_optimizer, assert_same_parameters
 
 

@@ -1,0 +1,95 @@
+"""Loading the optimizer of a rank that holds a part of the parameters, or parts of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.optim import Optimizer
+
+from colossalai_patch.agreement import Agreement
+from colossalai_patch.optimizer_checkpoint import (
+    CheckpointError,
+    ParamGroups,
+    ParamId,
+    State,
+    load_streamed,
+    open_checkpoint,
+    read_optimizer_file,
+    read_states,
+)
+from colossalai_patch.slicing import Part, take_part
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a rank holds of the parameters that the ranks train together.
+
+    Attributes:
+        group_ids: for each parameter group the ids of all its parameters, as the plugin recorded them.
+        parts: which part of a parameter's states this rank keeps, by the ids of the parameters of its own optimizer.
+    """
+
+    group_ids: Sequence[Sequence[int]]
+    parts: Mapping[ParamId, Part]
+
+    def groups(self, saved: ParamGroups) -> ParamGroups:
+        """The saved groups with the ids of this rank's parameters alone.
+
+        Raises:
+            CheckpointError: if the saved groups differ from the recorded ones in number, or hold other ids.
+        """
+        if len(saved) != len(self.group_ids):
+            raise CheckpointError(
+                f"The checkpoint has {len(saved)} parameter groups, and the optimizer has {len(self.group_ids)}. "
+                "Make the optimizer with the groups that it was saved with."
+            )
+        for position, (group, ids) in enumerate(zip(saved, self.group_ids, strict=True)):
+            if list(group["params"]) != list(ids):
+                raise CheckpointError(
+                    f"Parameter group {position} of the checkpoint holds {_ids(group['params'])}, and that of the "
+                    f"optimizer {_ids(ids)}. Make the optimizer with the groups that it was saved with; frozen "
+                    "parameters have ids in the checkpoints of all plugins but LowLevelZeroPlugin."
+                )
+        return [group | {"params": [key for key in group["params"] if key in self.parts]} for group in saved]
+
+    def take(self, param_id: ParamId, state: State) -> State | None:
+        """What to keep of a state, copied; None if it is none of this rank's parameters."""
+        part = self.parts.get(param_id)
+        return None if part is None else take_part(part, state)
+
+
+def load_held_checkpoint(
+    optimizer: Optimizer, holding: Holding, index_file: str | Path, low_cpu_mem_mode: bool, num_threads: int
+) -> None:
+    """Load this rank's part of a checkpoint, given its index, as ``load_optimizer_checkpoint`` loads a whole one.
+
+    Every rank calls it. Of each shard, a rank reads the parts that it keeps. If it fails on one rank it fails on all,
+    and every optimizer is as it was.
+
+    Raises:
+        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        OSError: if a file cannot be read.
+    """
+    with Agreement() as agreement:
+        checkpoint = open_checkpoint(index_file)
+        groups = holding.groups(checkpoint.param_groups)
+        states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
+        load_streamed(optimizer, groups, agreement.until_agreed(states))
+
+
+def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
+    """Load this rank's part of a checkpoint in one file; every rank calls it, and it fails on all or on none.
+
+    Raises:
+        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        OSError: if the file cannot be read.
+    """
+    with Agreement() as agreement:
+        state_dict = read_optimizer_file(path)
+        groups = holding.groups(state_dict["param_groups"])
+        states = read_states(state_dict["state"], holding.take)
+        load_streamed(optimizer, groups, agreement.until_agreed(states))
+
+
+def _ids(ids: Sequence[ParamId]) -> str:
+    return f"{len(ids)} parameters ({ids[0]} to {ids[-1]})" if ids else "no parameter"

@@ -1,0 +1,125 @@
+"""What each plugin's loader leaves in an optimizer: restoring.py FOLDER TOPOLOGY..."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from checking import copy_for_this_rank, groups_in, keep, main, on_rank_0, states_in, together, write
+from checkpoints import INDEX_FILE, group_file_of, in_order
+from comparison import assert_same, assert_same_optimizer, assert_same_parameters
+from topologies import boosted
+
+
+def restored(run, checkpoint, model):
+    run.booster.load_model(run.model, str(model), strict=False)  # Gemini knows no tied weights
+    run.load(checkpoint)
+
+
+def trained_equals_fresh(topology, trained, checkpoint, model):
+    """Restore into a trained optimizer and into a fresh one; the two, and three further steps of both, are the same."""
+    fresh = boosted(topology)
+    together(lambda: restored(trained, checkpoint, model))
+    together(lambda: restored(fresh, checkpoint, model))
+    together(lambda: assert_same_optimizer(trained.inner, fresh.inner))
+    for step in range(3):
+        for run in (trained, fresh):
+            run.train(1, seed=20 + step)
+        together(lambda: assert_same_optimizer(trained.inner, fresh.inner))
+        together(lambda: assert_same_parameters(trained.parameters(), fresh.parameters()))
+
+
+def restores_what_was_saved(run, checkpoint, saved):
+    run.load(checkpoint)
+    assert_same(in_order(run.inner.state_dict())["state"], in_order(saved)["state"])
+
+
+def holds_no_state(run, checkpoint):
+    run.load(checkpoint)
+    assert not any(run.inner.state.values()), f"{len(run.inner.state)} states"
+
+
+def refuses(run, checkpoint):
+    """The load fails, and leaves the optimizer as it is."""
+    state, before = run.inner.state, run.snapshot()
+    try:
+        run.load(checkpoint)
+    except ValueError:
+        assert run.inner.state is state
+        assert_same(run.inner.state_dict(), before)
+    else:
+        raise AssertionError("no error")
+
+
+def with_one_group_less(groups):
+    return groups[:-1]
+
+
+def with_a_parameter_in_another_group(groups):
+    *head, last = (group["params"] for group in groups)
+    moved = [*head[:-1], [*head[-1], last[0]], last[1:]]
+    return [group | {"params": params} for group, params in zip(groups, moved, strict=True)]
+
+
+def truncate_a_shard(folder):
+    shard = max(folder.glob("pytorch_optim-*.bin"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-1000])
+
+
+def drop_a_group(folder):
+    torch.save(with_one_group_less(groups_in(folder)), group_file_of(folder))
+
+
+def spoil_the_index(folder):
+    (folder / INDEX_FILE).write_text("{}")
+
+
+def checks_of(topology, folder):
+    source = boosted(topology)
+    source.train(3, seed=1)
+    checkpoint, model = folder / "saved", folder / "model"
+    source.save(checkpoint)
+    saved = source.snapshot()
+    groups, states = groups_in(checkpoint), states_in(checkpoint)
+    some = {param_id: state for position, (param_id, state) in enumerate(states.items()) if position % 2}
+    on_rank_0(write, folder / "whole", groups, states)
+    on_rank_0(write, folder / "lacking", groups, some)
+    on_rank_0(write, folder / "empty", groups, {})
+    on_rank_0(torch.save, {"state": some, "param_groups": groups}, folder / "lacking.bin")
+    on_rank_0(torch.save, {"state": {}, "param_groups": groups}, folder / "empty.bin")
+    source.train(1, seed=2)
+
+    put_back = keep(source)
+
+    def check(name, function, *arguments):
+        put_back()
+        return f"{topology}: {name}", functools.partial(function, *arguments)
+
+    yield check("restores what was saved", restores_what_was_saved, source, checkpoint, saved)
+    yield check("empty", holds_no_state, source, folder / "empty")
+    if topology == "fsdp":  # its stock loader replaces and checks no more; its models cannot be saved on CPU
+        return
+    source.booster.save_model(source.model, str(model), shard=True)
+    dist.barrier()
+    yield check("trained equals fresh", trained_equals_fresh, topology, source, checkpoint, model)
+    yield check("lacking states", trained_equals_fresh, topology, source, folder / "lacking", model)
+    yield check("unsharded, empty", holds_no_state, source, folder / "empty.bin")
+    yield check("unsharded, lacking states", trained_equals_fresh, topology, source, folder / "lacking.bin", model)
+    for spoil in (with_one_group_less, with_a_parameter_in_another_group):
+        spoilt = folder / spoil.__name__
+        on_rank_0(write, spoilt, spoil(groups), states)
+        yield check(spoil.__name__, refuses, source, spoilt)
+    for spoil in (truncate_a_shard, drop_a_group, spoil_the_index):
+        spoilt = copy_for_this_rank(folder / "whole", spoil.__name__)
+        if dist.get_rank() == 1:
+            spoil(spoilt)
+        yield check(f"rank 1: {spoil.__name__}", refuses, source, spoilt)
+
+
+def checks(folder, *topologies):
+    for topology in topologies:
+        on_rank_0((folder / topology).mkdir)
+        yield from checks_of(topology, folder / topology)
+
+
+if __name__ == "__main__":
+    main(checks)

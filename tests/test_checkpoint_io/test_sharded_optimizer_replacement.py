@@ -15,7 +15,6 @@ from training import make_parameters, split_into_groups, train
 
 from colossalai_patch.optimizer_checkpoint import read_param_groups, save_param_groups
 
-
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
     "adam": torch.optim.Adam,

@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirem
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official regression demo bench lint wheel clean
+.PHONY: help venv test test-official regression crash demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -31,6 +31,10 @@ test-official: $(OFFICIAL)/.installed wheel
 regression: venv
 	.venv/bin/python tests/regression.py
 
+#: make crash          saves that are killed 200 times, and what they leave: no loss, no mixture
+crash: venv
+	.venv/bin/python -W ignore tests/crash.py --kills 200
+
 #: make demo           the example training run: rolled back by stock, patched and native
 demo: venv
 	.venv/bin/python examples/rollback.py
@@ -38,6 +42,7 @@ demo: venv
 #: make bench          the measurements
 bench: venv
 	.venv/bin/python benchmarks/start_up.py
+	.venv/bin/python benchmarks/save.py
 
 #: make lint           what pre-commit checks
 lint: venv

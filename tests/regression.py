@@ -1,33 +1,28 @@
-"""Runs the regression suite with the patch off and on, prints both counts, and fails unless they are as expected."""
+"""Runs a regression suite with the patch off and on, prints both counts, and fails unless they are as expected.
 
-import os
-import subprocess
+python tests/regression.py            the loaders of GeneralCheckpointIO
+python tests/regression.py plugins    those of the plugins, in real processes
+"""
+
 import sys
-import tempfile
-from pathlib import Path
-from xml.etree import ElementTree
 
-SUITE = Path(__file__).parent / "test_checkpoint_io" / "test_sharded_optimizer_replacement.py"
-EXPECTED = {"off": (16, 9), "on": (0, 25)}
+from suite_counts import TESTS, run_suite
 
-
-def count(patch):
-    """How many cases fail and pass with ``COLOSSALAI_PATCH`` set to ``patch``."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(SUITE)]
-        subprocess.run(command, env=os.environ | {"COLOSSALAI_PATCH": patch}, stdout=subprocess.DEVNULL, check=False)
-        suite = ElementTree.parse(report).getroot().find("testsuite")
-    failed = int(suite.get("failures")) + int(suite.get("errors"))
-    return failed, int(suite.get("tests")) - failed - int(suite.get("skipped"))
+# The file of each suite, and how many of its cases fail and pass with the patch off and on.
+SUITES = {
+    "general": ("test_sharded_optimizer_replacement.py", {"off": (16, 9), "on": (0, 25)}),
+    "plugins": ("test_plugins.py", {"off": (219, 76), "on": (0, 295)}),
+}
 
 
-def main():
-    counts = {patch: count(patch) for patch in EXPECTED}
-    for patch, (failed, passed) in counts.items():
-        print(f"COLOSSALAI_PATCH={patch:<3}  {failed:2} failed, {passed:2} passed")
-    return 0 if counts == EXPECTED else f"expected {EXPECTED}"
+def main(name="general"):
+    file, expected = SUITES[name]
+    counts = {patch: run_suite(TESTS / "test_checkpoint_io" / file, COLOSSALAI_PATCH=patch) for patch in expected}
+    for patch, count in counts.items():
+        print(f"COLOSSALAI_PATCH={patch:<3}  {count.failed:3} failed, {count.passed:3} passed")
+    as_expected = {patch: (count.failed, count.passed) for patch, count in counts.items()} == expected
+    return 0 if as_expected else f"expected failures and passes: {expected}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from colossalai_patch.optimizer_checkpoint import check_name
 from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
@@ -7,6 +8,12 @@ release = extend_release(globals())
 
 
 class CheckpointIndexFile(release.CheckpointIndexFile):
+    def load(self, json_path):
+        super().load(json_path)
+        group_file = self.metadata.get("param_groups")
+        for name in (*self.weight_map.values(), *filter(None, [group_file])):
+            check_name(name, self.root_path)
+
     def write_index_file(self, save_index_file):
         path = str(Path(self.root_path, save_index_file))
         save = save_of(path)

@@ -1,9 +1,18 @@
+from pathlib import Path
+
 import torch
 
+from colossalai_patch.optimizer_checkpoint import load_torch_file
 from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
+
+
+def load_state_dict(checkpoint_file_path):
+    if str(checkpoint_file_path).endswith((".safetensors", ".*.bin")):
+        return release.load_state_dict(checkpoint_file_path)
+    return load_torch_file(Path(checkpoint_file_path))
 
 
 def search_tp_partition_dim(current_shape, original_shape, tp_size):
@@ -15,6 +24,12 @@ def search_tp_partition_dim(current_shape, original_shape, tp_size):
             f"{tp_size} slices of the shape {tuple(current_shape)} do not make up {tuple(original_shape)}."
         )
     return dim
+
+
+def load_shard_state_dict(checkpoint_file, use_safetensors=False):
+    if use_safetensors:
+        return release.load_shard_state_dict(checkpoint_file, use_safetensors)
+    return load_torch_file(Path(checkpoint_file))
 
 
 def save_state_dict(state_dict, checkpoint_file_path, use_safetensors):

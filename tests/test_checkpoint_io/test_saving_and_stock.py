@@ -59,7 +59,8 @@ def folder(tmp_path_factory):
 def stock(folder):
     for name, save in CHECKPOINTS.items():
         save(folder / name)
-    environment = os.environ | {"COLOSSALAI_PATCH": "off", "PYTHONPATH": str(TESTS)}
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"COLOSSALAI_PATCH": "off", "PYTHONPATH": path}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stock_loads.py"))]
     paths = [str(folder / name) for name in CHECKPOINTS]
     result = subprocess.run([*command, *paths], env=environment, capture_output=True, text=True, check=False)

@@ -7,13 +7,13 @@ REQUIREMENTS := $(sort $(wildcard requirements/*.txt))
 PACKAGE := setup.py pyproject.toml colossalai_patch.pth
 
 # The official environment takes minutes and gigabytes, so it outlives the checkout; its key is what went into it.
-OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements-test.txt | $(PYTHON) -c 'import hashlib, sys; \
+OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirements/requirements-test.txt | $(PYTHON) -c 'import hashlib, sys; \
 	print("%d.%d-" % sys.version_info[:2] + hashlib.sha256(sys.stdin.buffer.read() + b"$(RELEASE)").hexdigest()[:12])')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official test-releases mismatches fuzz regression regression-plugins demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases mismatches fuzz regression regression-plugins crash demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -47,6 +47,10 @@ regression: venv
 regression-plugins: venv
 	.venv/bin/python tests/regression.py plugins
 
+#: make crash          saves that are killed 200 times, and what they leave: no loss, no mixture
+crash: venv
+	.venv/bin/python -W ignore tests/crash.py --kills 200
+
 #: make demo           the example training run: rolled back by stock, patched and native
 demo: venv
 	.venv/bin/python examples/rollback.py
@@ -54,6 +58,7 @@ demo: venv
 #: make bench          the measurements
 bench: venv
 	.venv/bin/python benchmarks/start_up.py
+	.venv/bin/python benchmarks/save.py
 
 #: make lint           what pre-commit checks
 lint: venv
@@ -81,6 +86,6 @@ venv: .venv/.installed
 
 $(OFFICIAL)/.installed:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet colossalai==$(RELEASE) -r requirements/requirements-test.txt
+	$(@D)/bin/pip install --quiet colossalai==$(RELEASE) -r requirements/requirements.txt -r requirements/requirements-test.txt
 	$(@D)/bin/pip download --quiet --no-deps --no-binary colossalai --dest $(@D)/sources colossalai==$(RELEASE)
 	touch $@

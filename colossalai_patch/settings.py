@@ -25,6 +25,15 @@ def trust_pickle() -> bool:
     return _choice("COLOSSALAI_PATCH_TRUST_PICKLE", {"1": True, "0": False}, default="0")
 
 
+def save_in_safetensors() -> bool:
+    """Whether ``COLOSSALAI_PATCH_SAVE_FORMAT`` asks for it: ``bin`` (the default) or ``safetensors``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
+
+
 def _choice(name: str, choices: dict[str, bool], default: str) -> bool:
     value = os.environ.get(name, default)
     if value not in choices:

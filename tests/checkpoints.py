@@ -12,8 +12,13 @@ GROUP_FILE = "pytorch_optim_group.bin"
 MEGABYTES_OF_A_SHARD = 1e-4  # less than one state, so that every state has a shard of its own
 
 
+def group_file_of(folder):
+    return folder / json.loads((folder / INDEX_FILE).read_text())["metadata"]["param_groups"]
+
+
 def save_bin(optimizer, folder):
-    GeneralCheckpointIO().save_optimizer(optimizer, folder, shard=True, size_per_shard=MEGABYTES_OF_A_SHARD)
+    """What stock writes: its names, without checksums."""
+    GeneralCheckpointIO().save_sharded_optimizer(optimizer, folder, True, None, MEGABYTES_OF_A_SHARD)
 
 
 def save_safetensors(optimizer, folder):

@@ -1,6 +1,16 @@
 from pathlib import Path
 
+from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint import find_index, is_optimizer_index
+from colossalai_patch.optimizer_checkpoint.commit import (
+    BIN_MODEL,
+    OPTIMIZER,
+    SAFETENSORS_MODEL,
+    DirectoryTarget,
+    FileTarget,
+)
+from colossalai_patch.optimizer_checkpoint.ranks import ALONE, all_ranks
+from colossalai_patch.optimizer_checkpoint.save import begin_save
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -18,6 +28,92 @@ def has_index_file(checkpoint_path):
 
 
 class CheckpointIO(release.CheckpointIO):
+    def __init__(self):
+        super().__init__()
+        self._saves = {}
+
+    def save_model(
+        self,
+        model,
+        checkpoint,
+        shard=False,
+        gather_dtensor=True,
+        prefix=None,
+        size_per_shard=1024,
+        use_safetensors=False,
+        use_async=False,
+    ):
+        def write(path):
+            release.CheckpointIO.save_model(
+                self, model, path, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
+            )
+
+        self._wait_for_saves("model", "optimizer")
+        layout = SAFETENSORS_MODEL if use_safetensors or use_async else BIN_MODEL
+        self._save(_target(checkpoint, shard, prefix, layout), write, "model" if use_async else None)
+
+    def save_optimizer(
+        self,
+        optimizer,
+        checkpoint,
+        shard=False,
+        gather_dtensor=True,
+        prefix=None,
+        size_per_shard=1024,
+        use_async=False,
+    ):
+        in_safetensors = use_async or (shard and settings.save_in_safetensors())
+
+        def write(path):
+            release.CheckpointIO.save_optimizer(
+                self, optimizer, path, shard, gather_dtensor, prefix, size_per_shard, in_safetensors
+            )
+
+        self._wait_for_saves("optimizer")
+        self._save(_target(checkpoint, shard, prefix, OPTIMIZER), write, "optimizer" if use_async else None)
+
+    def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
+        self._wait_for_saves("model", "optimizer")
+        return super().load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
+
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
+        self._wait_for_saves("model", "optimizer")
         checkpoint = str(find_index(checkpoint, prefix) or checkpoint)
         super().load_optimizer(optimizer, checkpoint, prefix, low_cpu_mem_mode, num_threads)
+
+    def _sync_io(self):
+        writers, self.async_writers = self.async_writers, []
+        for writer in writers:
+            writer.synchronize()
+
+    def _save(self, target, write, pending_as):
+        """Save now, or in the background if ``pending_as`` says under which name to wait for it."""
+        writers, self.async_writers, self.pinned_state_dicts = self.async_writers, [], _NoBuffers()
+        try:
+            save = begin_save(target, all_ranks() if hasattr(self, "coordinator") else ALONE)
+            if pending_as is None:
+                save.now(write)
+            else:
+                save.in_background(write)
+                self._saves[pending_as] = save
+                writers.append(save)
+        finally:
+            self.async_writers, self.pinned_state_dicts = writers, {}
+
+    def _wait_for_saves(self, *names):
+        for save in [self._saves.pop(name) for name in names if name in self._saves]:
+            self.async_writers = [writer for writer in self.async_writers if writer is not save]
+            save.wait()
+
+
+class _NoBuffers(dict):
+    """Has the plugins keep no buffers between saves, and copy nothing to them: the writers take the copy."""
+
+    def __setitem__(self, key, buffers):
+        super().__setitem__(key, buffers or None)
+
+
+def _target(checkpoint, shard, prefix, layout):
+    if shard:
+        return DirectoryTarget(Path(checkpoint).absolute(), layout, prefix or "")
+    return FileTarget(Path(checkpoint).resolve())

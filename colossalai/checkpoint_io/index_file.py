@@ -1,4 +1,7 @@
+from pathlib import Path
+
 from colossalai_patch.optimizer_checkpoint import check_name
+from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -10,3 +13,11 @@ class CheckpointIndexFile(release.CheckpointIndexFile):
         group_file = self.metadata.get("param_groups")
         for name in (*self.weight_map.values(), *filter(None, [group_file])):
             check_name(name, self.root_path)
+
+    def write_index_file(self, save_index_file):
+        path = str(Path(self.root_path, save_index_file))
+        save = save_of(path)
+        if save is None:
+            super().write_index_file(save_index_file)
+        else:
+            save.write_index(path, lambda: release.CheckpointIndexFile.write_index_file(self, save_index_file))

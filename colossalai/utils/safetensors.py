@@ -1,7 +1,40 @@
-from colossalai_patch.optimizer_checkpoint import unpickle_plain
+import torch
+
+from colossalai_patch.optimizer_checkpoint import background, unpickle_plain
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
+
+
+def save(path, state_dict, metadata=None):
+    return move_and_save(path, state_dict, metadata=metadata)
+
+
+def save_nested(path, state_dict):
+    return save(path, *_flatten_optim_state_dict(state_dict))
+
+
+def move_and_save(path, state_dict, state_dict_pinned=None, metadata=None):
+    tensors = background.by_alignment(state_dict)
+    header, _, _ = release.prepare(tensors, metadata)
+    return background.write_in_background(path, header.header_bytes, tensors, state_dict_pinned or {})
+
+
+def _flatten_optim_state_dict(state_dict, seperator="."):
+    tensors, metadata = release._flatten_optim_state_dict(state_dict, seperator)
+    if metadata is not None:
+        metadata["plain_values"] = background.plain_forms(_values(state_dict, seperator))
+    return tensors, metadata
+
+
+def _values(state_dict, seperator):
+    values = {
+        seperator.join(("state", str(param_id), name)): value
+        for param_id, state in state_dict.get("state", state_dict).items()
+        for name, value in state.items()
+        if value is not None and not isinstance(value, torch.Tensor)
+    }
+    return values | ({"param_groups": state_dict["param_groups"]} if "param_groups" in state_dict else {})
 
 
 def _tensor_to_object(tensor, tensor_size):

@@ -1,4 +1,4 @@
-"""What the reading of a checkpoint can end in, besides ``OSError``."""
+"""What the reading of a checkpoint can end in, besides ``OSError``, and the saving of one."""
 
 
 class CheckpointError(ValueError):
@@ -7,3 +7,7 @@ class CheckpointError(ValueError):
 
 class MissingFileError(CheckpointError, FileNotFoundError):
     """A file that a checkpoint names is not there."""
+
+
+class SaveError(OSError):
+    """A save was given up, and the checkpoint that was there before is as it was: the message says where and why."""

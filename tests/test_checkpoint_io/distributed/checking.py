@@ -13,7 +13,7 @@ from pathlib import Path
 import colossalai
 import torch
 import torch.distributed as dist
-from checkpoints import GROUP_FILE, INDEX_FILE
+from checkpoints import GROUP_FILE, INDEX_FILE, group_file_of
 from cpu_accelerator import supply_cpu_accelerator
 
 SECONDS_BEFORE_A_HANG = 60
@@ -84,7 +84,7 @@ def states_in(folder):
 
 
 def groups_in(folder):
-    return torch.load(folder / GROUP_FILE, weights_only=True)
+    return torch.load(group_file_of(folder), weights_only=True)
 
 
 def write(folder, groups, states):

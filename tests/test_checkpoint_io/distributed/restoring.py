@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 from checking import copy_for_this_rank, groups_in, keep, main, on_rank_0, states_in, together, write
-from checkpoints import GROUP_FILE, INDEX_FILE, in_order
+from checkpoints import INDEX_FILE, group_file_of, in_order
 from comparison import assert_same, assert_same_optimizer, assert_same_parameters
 from topologies import boosted
 
@@ -80,7 +80,7 @@ def truncate_a_shard(folder):
 
 
 def drop_a_group(folder):
-    torch.save(with_one_group_less(groups_in(folder)), folder / GROUP_FILE)
+    torch.save(with_one_group_less(groups_in(folder)), group_file_of(folder))
 
 
 def spoil_the_index(folder):

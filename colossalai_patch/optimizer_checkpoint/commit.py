@@ -1,0 +1,265 @@
+"""How a finished save takes the place of the checkpoint before it.
+
+A save writes into a folder of its own. The commit moves its files from there to names that no other save has used, and
+then replaces the index with one rename. Before that rename the directory holds the old checkpoint, after it the new
+one, and never anything else.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colossalai_patch.optimizer_checkpoint.checked_file import FileRecord, check_file
+from colossalai_patch.optimizer_checkpoint.errors import SaveError
+
+_NUMBER = r"(?:-stage-\d{5}(?:-\d{5})?-shard)?-\d{5}"
+_NUMBERED_NAME = re.compile(rf"(.+?)({_NUMBER})(\.\w+)")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names of the files of one kind of checkpoint, without their prefix, as ColossalAI gives them.
+
+    Attributes:
+        kind: what is saved.
+        numbered: what the names of files with a number begin with.
+        unnumbered: what the names of files without one begin with; shards and group file have no other names.
+        indexes: what the name of the index begins with.
+        keeps_names: whether files have these names in the end, for the sake of those who look for them.
+    """
+
+    kind: str
+    numbered: tuple[str, ...]
+    unnumbered: tuple[str, ...]
+    indexes: tuple[str, ...]
+    keeps_names: bool
+
+
+OPTIMIZER = Layout(
+    kind="optimizer",
+    numbered=("pytorch_optim", "optimizer", "pytorch_optim_group"),
+    unnumbered=("pytorch_optim_group",),
+    indexes=("pytorch_optim.bin.index", "optimizer.safetensors.index"),
+    keeps_names=False,
+)
+BIN_MODEL = Layout("model", ("pytorch_model",), (), ("pytorch_model.bin.index",), keeps_names=True)
+SAFETENSORS_MODEL = Layout("model", ("model",), (), ("model.safetensors.index",), keeps_names=True)
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """An unsharded checkpoint: one file."""
+
+    file: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.file.parent
+
+    @property
+    def label(self) -> str:
+        return self.file.name
+
+    def prepare(self) -> None:
+        """Make sure that there can be such a file.
+
+        Raises:
+            OSError: if there cannot.
+        """
+        if self.file.is_dir():
+            raise IsADirectoryError(f"{self.file} is a directory, where the file of an unsharded checkpoint should be")
+        if not self.directory.is_dir():
+            raise NotADirectoryError(f"{self.file} cannot be saved, since {self.directory} is no directory")
+
+    def stand_in(self, files: Path) -> Path:
+        """The path in ``files`` that is written instead."""
+        return files / self.file.name
+
+    def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
+        """Put the saved file into its place.
+
+        Raises:
+            OSError: if that fails; the old file is as it was.
+        """
+        saved = files / self.file.name
+        if saved.name not in records:
+            check_file(saved)
+        saved.replace(self.file)
+        synchronize_directory(self.directory)
+
+
+@dataclass(frozen=True)
+class DirectoryTarget:
+    """A sharded checkpoint: a directory with an index.
+
+    Attributes:
+        directory: the directory.
+        layout: what is saved.
+        prefix: what ColossalAI adds to the names of the files.
+    """
+
+    directory: Path
+    layout: Layout
+    prefix: str = ""
+
+    @property
+    def label(self) -> str:
+        return self._prefixed(self.layout.kind)
+
+    def prepare(self) -> None:
+        """Make the directory, if there is none.
+
+        Raises:
+            OSError: if there cannot be one.
+        """
+        if self.directory.is_dir():
+            return
+        if self.directory.exists():
+            raise NotADirectoryError(f"{self.directory} is a file, where the directory of a checkpoint should be")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        synchronize_directory(self.directory.parent)
+
+    def stand_in(self, files: Path) -> Path:
+        """The path that is written instead: ``files`` itself."""
+        return files
+
+    def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
+        """Make what was saved in ``files`` the checkpoint of this directory, and remove the one before.
+
+        Args:
+            files: the folder that holds the saved files, with an index.
+            save_id: eight hexadecimal digits that no other save has.
+            records: what is known of the files; the others are read.
+
+        Raises:
+            OSError: if that fails before the index is replaced; the old checkpoint is as it was.
+        """
+        index_file = self._only_index(files)
+        index = json.loads(index_file.read_bytes())
+        index_file.unlink()
+        names = {name: unique_name(name, save_id) for name in named_files(index)}
+        index["metadata"]["files"] = {name: (records.get(name) or check_file(files / name)).as_json() for name in names}
+        final_index = self._replaced_index(index_file.name)
+        try:
+            self._move(files, names)
+            _write_index(files / index_file.name, _renamed(index, names))
+            synchronize_directory(self.directory)
+            (files / index_file.name).replace(final_index)
+        except OSError:
+            for unique in names.values():
+                with contextlib.suppress(OSError):
+                    (self.directory / unique).unlink()
+            raise
+        with self._errors_as_warnings():
+            synchronize_directory(self.directory)
+            if self.layout.keeps_names:
+                self._give_names_back(files, final_index, index, names)
+        with self._errors_as_warnings():
+            self._remove_older_files(final_index)
+
+    def _only_index(self, files: Path) -> Path:
+        found = list(files.glob("*.index*.json"))
+        if len(found) != 1:
+            raise SaveError(f"{len(found)} indexes were written instead of one, so {self.directory} is as it was")
+        return found[0]
+
+    def _indexes(self) -> list[Path]:
+        return [self.directory / f"{self._prefixed(name)}.json" for name in self.layout.indexes]
+
+    def _replaced_index(self, name: str) -> Path:
+        """The index that is there, whatever format its name tells, since with two none would be the valid one."""
+        paths = [self.directory / name, *self._indexes()]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def _move(self, files: Path, names: Mapping[str, str]) -> None:
+        for name, unique in names.items():
+            (files / name).replace(self.directory / unique)
+        for path in sorted(files.iterdir()):
+            if path.is_file() and not self._belongs_to_a_save(path):
+                check_file(path)
+                path.replace(self.directory / path.name)
+
+    def _give_names_back(self, files: Path, final_index: Path, index: Any, names: Mapping[str, str]) -> None:
+        """Let every file have both of its names until the index holds the plain ones."""
+        for name, unique in names.items():
+            (files / name).hardlink_to(self.directory / unique)
+            (files / name).replace(self.directory / name)
+        _write_index(files / final_index.name, index)
+        synchronize_directory(self.directory)
+        (files / final_index.name).replace(final_index)
+        synchronize_directory(self.directory)
+
+    def _remove_older_files(self, final_index: Path) -> None:
+        kept = named_files(json.loads(final_index.read_bytes()))
+        older = [path for path in self.directory.iterdir() if self._belongs_to_a_save(path) and path.name not in kept]
+        for path in [*older, *(path for path in self._indexes() if path != final_index)]:
+            path.unlink(missing_ok=True)
+
+    def _belongs_to_a_save(self, path: Path) -> bool:
+        numbered, unnumbered = (
+            "|".join(re.escape(self._prefixed(name)) for name in names)
+            for names in (self.layout.numbered, self.layout.unnumbered)
+        )
+        name = rf"(?:(?:{numbered})(?:-.*)?-\d{{5}}|{unnumbered})\.(?:bin|safetensors)"
+        return re.fullmatch(name, path.name) is not None
+
+    @contextlib.contextmanager
+    def _errors_as_warnings(self) -> Iterator[None]:
+        """After the commit there is nothing to give up; the next save tidies up what this one could not."""
+        try:
+            yield
+        except OSError as error:
+            _logger.warning("%s is saved in %s, but older files stay: %s", self.label, self.directory, error)
+
+    def _prefixed(self, name: str) -> str:
+        return f"{name}.{self.prefix}" if self.prefix else name
+
+
+def unique_name(name: str, save_id: str) -> str:
+    """Put the id of a save into the name of a file.
+
+    The name still ends in five digits, those of a group file being zeros: the next save by stock ColossalAI removes
+    files that are named so.
+    """
+    numbered = _NUMBERED_NAME.fullmatch(name)
+    if numbered:
+        return f"{numbered[1]}-{save_id}{numbered[2]}{numbered[3]}"
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{save_id}-00000.{suffix}"
+
+
+def named_files(index: Any) -> list[str]:
+    """The names of the files that belong to a checkpoint, by its index, each once."""
+    group_files = [index["metadata"]["param_groups"]] if "param_groups" in index["metadata"] else []
+    return list(dict.fromkeys([*group_files, *index["weight_map"].values()]))
+
+
+def synchronize_directory(directory: Path) -> None:
+    """Wait until the names in ``directory`` are on disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _renamed(index: Any, names: Mapping[str, str]) -> Any:
+    metadata = index["metadata"] | {
+        "files": {names[name]: record for name, record in index["metadata"]["files"].items()}
+    }
+    if "param_groups" in metadata:
+        metadata["param_groups"] = names[metadata["param_groups"]]
+    return {"metadata": metadata, "weight_map": {key: names[name] for key, name in index["weight_map"].items()}}
+
+
+def _write_index(path: Path, index: Any) -> None:
+    path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    check_file(path)

@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirem
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official regression demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases mismatches fuzz regression demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -26,6 +26,18 @@ test: venv
 test-official: $(OFFICIAL)/.installed wheel
 	$(OFFICIAL)/bin/pip install --quiet --no-deps --force-reinstall dist/*.whl
 	$(OFFICIAL)/bin/pytest
+
+#: make test-releases  the regression suite and a sample of the differential one, on every release it is tested on
+test-releases: venv
+	.venv/bin/python tests/releases.py $(CACHE)/releases
+
+#: make mismatches     the differential suite with the patch off: how many cases differ from native
+mismatches: venv
+	.venv/bin/python tests/mismatches.py
+
+#: make fuzz           5,000 spoilt checkpoints: each loads as natively or is refused
+fuzz: venv
+	.venv/bin/python -W ignore tests/fuzz.py 5000
 
 #: make regression     the regression suite with the patch off and on: 16 failed, 9 passed, and 25 passed
 regression: venv

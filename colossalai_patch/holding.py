@@ -12,10 +12,11 @@ from colossalai_patch.optimizer_checkpoint import (
     ParamGroups,
     ParamId,
     State,
+    find_index,
     load_streamed,
     open_checkpoint,
     read_optimizer_file,
-    read_states,
+    take_states,
 )
 from colossalai_patch.slicing import Part, take_part
 
@@ -58,6 +59,18 @@ class Holding:
         return None if part is None else take_part(part, state)
 
 
+def find_checkpoint(checkpoint: str | Path, prefix: str | None) -> str:
+    """The index of a checkpoint in a directory, or the path that is given if it is that of a file.
+
+    Every rank calls it before it loads; a rank that finds none tells the others, which then load nothing.
+
+    Raises:
+        CheckpointError: as ``find_index``.
+    """
+    with Agreement():
+        return str(find_index(checkpoint, prefix) or checkpoint)
+
+
 def load_held_checkpoint(
     optimizer: Optimizer, holding: Holding, index_file: str | Path, low_cpu_mem_mode: bool, num_threads: int
 ) -> None:
@@ -74,7 +87,7 @@ def load_held_checkpoint(
         checkpoint = open_checkpoint(index_file)
         groups = holding.groups(checkpoint.param_groups)
         states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
-        load_streamed(optimizer, groups, agreement.until_agreed(states))
+        load_streamed(optimizer, groups, agreement.until_agreed(states), index_file)
 
 
 def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
@@ -87,8 +100,8 @@ def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> 
     with Agreement() as agreement:
         state_dict = read_optimizer_file(path)
         groups = holding.groups(state_dict["param_groups"])
-        states = read_states(state_dict["state"], holding.take)
-        load_streamed(optimizer, groups, agreement.until_agreed(states))
+        states = take_states(state_dict["state"], holding.take)
+        load_streamed(optimizer, groups, agreement.until_agreed(states), path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from types import ModuleType, SimpleNamespace
     from typing import Any
 
-RELEASE_NAMES = ("colossalai", "colossalai-nightly")
-TESTED_RELEASES = ("0.5.0",)
+# The distribution of each release that the suite was run on; docs/compatibility.md says what ran.
+TESTED_RELEASES = {
+    "0.4.7": "colossalai",
+    "0.4.8": "colossalai",
+    "0.4.9": "colossalai",
+    "0.5.0": "colossalai",
+    "2025.7.12": "colossalai-nightly",
+}
 
 ACTIVE = "active"
 
@@ -174,14 +180,17 @@ def _check_signature(name: str, theirs: "Any", ours: "Callable[..., Any]") -> No
 
 
 def installed_release() -> str:
-    """The version of the installed ColossalAI, as its distribution states it, or ``"unknown"``."""
-    from importlib import metadata
+    """The version of the ColossalAI that is imported, as its distribution states it, or ``"not installed"``."""
+    from importlib import metadata, util
 
-    for name in RELEASE_NAMES:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    spec = util.find_spec("colossalai")
+    if spec is None or spec.origin is None:
+        return "not installed"
+    beside_the_package = [os.path.dirname(os.path.dirname(spec.origin))]
+    for path in (beside_the_package, sys.path):
+        for name in sorted(set(TESTED_RELEASES.values())):
+            for distribution in metadata.distributions(name=name, path=path):
+                return distribution.version
     return "unknown"
 
 

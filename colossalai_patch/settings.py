@@ -13,10 +13,7 @@ def patch_wanted() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    value = os.environ.get("COLOSSALAI_PATCH", "on")
-    if value not in ("on", "off"):
-        raise SettingError(f"COLOSSALAI_PATCH={value!r}: it can be 'on' (the default) or 'off'")
-    return value == "on"
+    return _choice("COLOSSALAI_PATCH", {"on": True, "off": False}, default="on")
 
 
 def save_in_safetensors() -> bool:
@@ -25,7 +22,21 @@ def save_in_safetensors() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    value = os.environ.get("COLOSSALAI_PATCH_SAVE_FORMAT", "bin")
-    if value not in ("bin", "safetensors"):
-        raise SettingError(f"COLOSSALAI_PATCH_SAVE_FORMAT={value!r}: it can be 'bin' (the default) or 'safetensors'")
-    return value == "safetensors"
+    return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
+
+
+def trust_pickle() -> bool:
+    """Whether ``COLOSSALAI_PATCH_TRUST_PICKLE`` lets checkpoint files run code: ``0`` (the default) or ``1``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _choice("COLOSSALAI_PATCH_TRUST_PICKLE", {"1": True, "0": False}, default="0")
+
+
+def _choice(name: str, choices: dict[str, bool], default: str) -> bool:
+    value = os.environ.get(name, default)
+    if value not in choices:
+        known = " or ".join(repr(choice) + " (the default)" * (choice == default) for choice in choices)
+        raise SettingError(f"{name}={value!r}: it can be {known}")
+    return choices[value]

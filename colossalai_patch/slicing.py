@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch.nn.functional import pad
 
-from colossalai_patch.optimizer_checkpoint import State, copy_value
+from colossalai_patch.optimizer_checkpoint import State, copied_value
 
 Shape = tuple[int, ...]
 
@@ -79,7 +79,9 @@ def tensor_parallel(complete: Shape, box: Shape, dim: int | None, rank: int) -> 
 
 def take_part(part: Part, state: State) -> State:
     """What a rank keeps of the state of one parameter: copies, each sliced if it has the parameter's shape."""
-    return {name: part.of(value) if part.is_sliced(name, value) else copy_value(value) for name, value in state.items()}
+    return {
+        name: part.of(value) if part.is_sliced(name, value) else copied_value(value) for name, value in state.items()
+    }
 
 
 def _box(tensor: torch.Tensor, start: Shape, shape: Shape) -> torch.Tensor:

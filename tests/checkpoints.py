@@ -26,7 +26,7 @@ def save_safetensors(optimizer, folder):
     index = json.loads((folder / INDEX_FILE).read_text())
     shards = {name: name.replace(".bin", ".safetensors") for name in index["weight_map"].values()}
     for old, new in shards.items():
-        write_safetensors(torch.load(folder / old), folder / new)
+        write_safetensors(torch.load(folder / old, weights_only=True), folder / new)
         (folder / old).unlink()
     index["weight_map"] = {param_id: shards[name] for param_id, name in index["weight_map"].items()}
     (folder / "optimizer.safetensors.index.json").write_text(json.dumps(index))
@@ -49,7 +49,8 @@ def held_by_safetensors(state_dict):
     return state_dict | {"state": {param_id: state for param_id, state in states.items() if state}}
 
 
-def in_order(state_dict):
-    """The same state dict with its states in the order of their keys, since safetensors files have one of their own."""
-    states = {param_id: dict(sorted(state.items())) for param_id, state in sorted(state_dict["state"].items())}
-    return state_dict | {"state": states}
+def in_order(value):
+    """The same value with the keys of all dicts in it in order, since safetensors files have an order of their own."""
+    if not isinstance(value, dict):
+        return value
+    return {key: in_order(value[key]) for key in sorted(value, key=str)}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import bitsandbytes
 import colossalai.nn.optimizer
 import torch
+from checkpoints import in_order
+from comparison import assert_same, assert_same_parameters
 from training import set_gradients, split_into_groups
 
 OPTIONS = {
@@ -161,3 +163,9 @@ class Run:
         for _ in range(count):
             self.recipe.step(self.optimizer, trained, generator)
         return self
+
+
+def assert_same_run(actual, expected):
+    assert type(actual.optimizer.state) is type(expected.optimizer.state)
+    assert_same(in_order(actual.optimizer.state_dict()), in_order(expected.optimizer.state_dict()), "state_dict()")
+    assert_same_parameters(actual.parameters, expected.parameters)

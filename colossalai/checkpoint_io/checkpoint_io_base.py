@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from colossalai_patch import settings
+from colossalai_patch.optimizer_checkpoint import find_index, is_optimizer_index
 from colossalai_patch.optimizer_checkpoint.commit import (
     BIN_MODEL,
     OPTIMIZER,
@@ -13,6 +14,17 @@ from colossalai_patch.optimizer_checkpoint.save import begin_save
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
+
+
+def has_index_file(checkpoint_path):
+    """Find the index of a model checkpoint, beside which there may be those of optimizer checkpoints."""
+    if not Path(checkpoint_path).is_dir():
+        return release.has_index_file(checkpoint_path)
+    found = [file for file in sorted(Path(checkpoint_path).glob("*.index*.json")) if not is_optimizer_index(file)]
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ValueError(f"{checkpoint_path} holds several indexes: {names}. Give the path of one of them.")
+    return bool(found), next(iter(found), None)
 
 
 class CheckpointIO(release.CheckpointIO):
@@ -66,6 +78,7 @@ class CheckpointIO(release.CheckpointIO):
 
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
         self._wait_for_saves("model", "optimizer")
+        checkpoint = str(find_index(checkpoint, prefix) or checkpoint)
         super().load_optimizer(optimizer, checkpoint, prefix, low_cpu_mem_mode, num_threads)
 
     def _sync_io(self):

@@ -3,8 +3,8 @@ from itertools import chain
 from colossalai.tensor.d_tensor.api import get_shard_dim_1d, is_distributed_tensor
 
 from colossalai_patch.common_states import is_part, with_common_states
-from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
-from colossalai_patch.optimizer_checkpoint import copy_value
+from colossalai_patch.holding import Holding, find_checkpoint, load_held_checkpoint, load_held_file
+from colossalai_patch.optimizer_checkpoint import copied_value
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import tensor_parallel
 
@@ -12,6 +12,10 @@ release = extend_release(globals())
 
 
 class HybridParallelCheckpointIO(release.HybridParallelCheckpointIO):
+    def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
+        found = find_checkpoint(checkpoint, prefix)
+        super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
+
     def load_sharded_optimizer(self, optimizer, checkpoint_index_file, prefix="", low_cpu_mem_mode=True, num_threads=1):
         holding = self._holding(optimizer)
         load_held_checkpoint(optimizer.optim, holding, checkpoint_index_file, low_cpu_mem_mode, num_threads)
@@ -47,7 +51,7 @@ class HybridParallelCheckpointIO(release.HybridParallelCheckpointIO):
         gathered = release.HybridParallelCheckpointIO.gather_from_sharded_optimizer_state(
             parts, param, original_shape, dp_group, tp_group, use_zero, False, device, pinned_state_dicts
         )
-        return {name: gathered[name] if name in gathered else copy_value(value) for name, value in state.items()}
+        return {name: gathered[name] if name in gathered else copied_value(value) for name, value in state.items()}
 
     def _with_common_states(self, optimizer):
         params = {param_id: param for param_id, param, _ in _params(optimizer)}

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from colossalai_patch.optimizer_checkpoint import check_name
 from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
@@ -14,3 +15,9 @@ class CheckpointIndexFile(release.CheckpointIndexFile):
             super().write_index_file(save_index_file)
         else:
             save.write_by_path(path, lambda: release.CheckpointIndexFile.write_index_file(self, save_index_file))
+
+    def load(self, json_path):
+        super().load(json_path)
+        group_file = self.metadata.get("param_groups")
+        for name in (*self.weight_map.values(), *filter(None, [group_file])):
+            check_name(name, self.root_path)

@@ -1,9 +1,18 @@
+from pathlib import Path
+
 import torch
 
+from colossalai_patch.optimizer_checkpoint import load_torch_file
 from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
+
+
+def load_state_dict(checkpoint_file_path):
+    if str(checkpoint_file_path).endswith((".safetensors", ".*.bin")):
+        return release.load_state_dict(checkpoint_file_path)
+    return load_torch_file(Path(checkpoint_file_path))
 
 
 def search_tp_partition_dim(current_shape, original_shape, tp_size):
@@ -41,3 +50,9 @@ def _pin_tensor(tensor, empty=True):
     if torch.cuda.is_available():
         return release._pin_tensor(tensor, empty)
     return torch.empty_like(tensor, device="cpu") if empty else tensor
+
+
+def load_shard_state_dict(checkpoint_file, use_safetensors=False):
+    if use_safetensors:
+        return release.load_shard_state_dict(checkpoint_file, use_safetensors)
+    return load_torch_file(Path(checkpoint_file))

@@ -1,6 +1,6 @@
 import torch
 
-from colossalai_patch.optimizer_checkpoint import background
+from colossalai_patch.optimizer_checkpoint import background, unpickle_plain
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -35,3 +35,7 @@ def _values(state_dict, seperator):
         if value is not None and not isinstance(value, torch.Tensor)
     }
     return values | ({"param_groups": state_dict["param_groups"]} if "param_groups" in state_dict else {})
+
+
+def _tensor_to_object(tensor, tensor_size):
+    return unpickle_plain(tensor.cpu().numpy().tobytes()[:tensor_size])

@@ -1,32 +1,43 @@
 """One optimizer checkpoint on disk. Knows torch and safetensors, and nothing of ColossalAI."""
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import OptimizerCheckpoint, open_checkpoint
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.index import Index, read_index
+from colossalai_patch.optimizer_checkpoint.content import copied_value
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
+from colossalai_patch.optimizer_checkpoint.files import check_name
+from colossalai_patch.optimizer_checkpoint.index import Index, find_index, is_optimizer_index, read_index
 from colossalai_patch.optimizer_checkpoint.load import load_optimizer_checkpoint, load_streamed
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups, save_param_groups
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, copy_state, copy_value, read_shard, read_states
-from colossalai_patch.optimizer_checkpoint.single_file import read_optimizer_file
+from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
+from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, copy_state, read_shard, take_states
+from colossalai_patch.optimizer_checkpoint.single_file import load_optimizer_file, read_optimizer_file
 from colossalai_patch.optimizer_checkpoint.states import States, StreamedStates
+from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
 
 __all__ = [
     "CheckpointError",
     "Index",
+    "MissingFileError",
     "OptimizerCheckpoint",
     "ParamGroups",
     "ParamId",
     "State",
     "States",
     "StreamedStates",
+    "check_name",
+    "copied_value",
     "copy_state",
-    "copy_value",
+    "find_index",
+    "is_optimizer_index",
     "load_optimizer_checkpoint",
+    "load_optimizer_file",
     "load_streamed",
+    "load_torch_file",
     "open_checkpoint",
     "read_index",
     "read_optimizer_file",
     "read_param_groups",
     "read_shard",
-    "read_states",
     "save_param_groups",
+    "take_states",
+    "unpickle_plain",
 ]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
+from colossalai_patch.optimizer_checkpoint.files import check_complete, check_file
 from colossalai_patch.optimizer_checkpoint.index import Index, read_index
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups
 from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state
@@ -33,15 +35,22 @@ class OptimizerCheckpoint:
             take: what to keep of each state; see ``read_shard``.
         """
         ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else max(SHARDS_AHEAD, num_threads)
-        return StreamedStates(self.index.shard_files, ahead, take)
+        return StreamedStates(self.index.shards(), ahead, take)
 
 
 def open_checkpoint(index_file: str | Path) -> OptimizerCheckpoint:
     """Open a checkpoint, given the path of its index; group file and shards are beside it.
 
+    Everything that can be told without reading the states is looked at.
+
     Raises:
-        CheckpointError: if the index or the group file is not sound.
+        CheckpointError: if the index, the group file or a shard is not sound.
         OSError: if one of them cannot be read.
     """
     index = read_index(index_file)
+    for file in (index.group_file, *index.shard_files):
+        check_file(file, index.path.parent)
+        check_complete(file, index.sizes.get(file))
+    if index.group_file in index.checksums:
+        check_checksum(index.group_file, index.checksums[index.group_file])
     return OptimizerCheckpoint(index, read_param_groups(index.group_file))

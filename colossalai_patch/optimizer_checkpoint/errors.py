@@ -5,5 +5,9 @@ class CheckpointError(ValueError):
     """A checkpoint, or a file of it, cannot be loaded: the message says which, why, and what to do."""
 
 
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A file that a checkpoint names is not there."""
+
+
 class SaveError(OSError):
     """A save was given up, and the checkpoint that was there before is as it was: the message says where and why."""

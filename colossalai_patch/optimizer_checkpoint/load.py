@@ -1,12 +1,18 @@
 """Loading an optimizer checkpoint: native does the work, this feeds it."""
 
 from pathlib import Path
+from typing import Any
 
 from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
+from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
 from colossalai_patch.optimizer_checkpoint.states import States
+
+# What native and the optimizers of torch raise when a state is not theirs.
+OF_A_WRONG_STATE = (AttributeError, LookupError, TypeError, RuntimeError, ArithmeticError)
 
 
 def load_optimizer_checkpoint(
@@ -15,10 +21,10 @@ def load_optimizer_checkpoint(
     """Load a checkpoint, given its index, as ``optimizer.load_state_dict`` would load the same state in one piece.
 
     The parameter groups and the whole state are replaced, at the very end; when anything fails before, the optimizer
-    is as it was.
+    is as it was. State tensors with the shape of another parameter are loaded, as natively, with one warning.
 
     Args:
-        optimizer: the optimizer, or anything with its ``load_state_dict``.
+        optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
         low_cpu_mem_mode: hold at most two shards in host memory beside the finished state.
         num_threads: how many shards are read at the same time, at least, without ``low_cpu_mem_mode``.
@@ -29,29 +35,59 @@ def load_optimizer_checkpoint(
         OSError: if a file cannot be read.
     """
     checkpoint = open_checkpoint(index_file)
-    load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads))
+    load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads), index_file)
+    warn_of_foreign_shapes(optimizer, checkpoint)
 
 
-def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: States) -> None:
+def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: States, checkpoint: str | Path) -> None:
     """Hand groups and states to ``optimizer.load_state_dict``, which reads the states while it goes through them.
 
     Args:
         optimizer: the optimizer, or anything with its ``load_state_dict``.
         param_groups: one dict per parameter group, ``params`` being the ids of its parameters in ``states``.
         states: the states; those under ids of no group are kept as natively.
+        checkpoint: where they are from, for errors.
 
     Raises:
-        CheckpointError, OSError: as ``states.items()``.
+        CheckpointError, OSError: as ``states.items()`` and ``load_state_dict``.
         ValueError: as native, if the groups differ from the optimizer's in number or size.
     """
     if _uses_native(optimizer):
         groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
+        state_dict = {"state": states, "param_groups": groups}
     else:
-        optimizer.load_state_dict({"state": dict(states.items()), "param_groups": param_groups})
+        state_dict = {"state": dict(states.items()), "param_groups": param_groups}
+    load_state_dict(optimizer, state_dict, checkpoint)
+
+
+def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint: str | Path) -> None:
+    """Call ``optimizer.load_state_dict``; when it fails, the optimizer is as it was.
+
+    Native swaps groups and state in before the optimizer's ``__setstate__`` looks at them, which may still fail.
+
+    Raises:
+        CheckpointError: if an optimizer without hooks and without a ``load_state_dict`` of its own cannot take them.
+        Exception: whatever else ``optimizer.load_state_dict`` raises.
+    """
+    before = dict(vars(optimizer))
+    try:
+        optimizer.load_state_dict(state_dict)
+    except BaseException as error:
+        vars(optimizer).clear()
+        vars(optimizer).update(before)
+        if isinstance(error, OF_A_WRONG_STATE) and _uses_native(optimizer) and not _post_hooks(optimizer):
+            name, reason = type(optimizer).__name__, f"{type(error).__name__}: {error}"
+            raise CheckpointError(
+                f"{name} cannot take the state of {checkpoint}: {reason}. Was it saved by another optimizer?"
+            ) from error
+        raise
 
 
 def _uses_native(optimizer: Optimizer) -> bool:
     """Whether nobody but native sees the state dict: an override or a pre-hook may take it for a real dict."""
     load_state_dict = getattr(optimizer.load_state_dict, "__func__", None)
     return load_state_dict is Optimizer.load_state_dict and not optimizer._optimizer_load_state_dict_pre_hooks
+
+
+def _post_hooks(optimizer: Optimizer) -> Any:
+    return optimizer._optimizer_load_state_dict_post_hooks

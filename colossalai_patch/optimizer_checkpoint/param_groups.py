@@ -9,8 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from colossalai_patch.optimizer_checkpoint import plain_values
+from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
 ParamGroups = list[dict[str, Any]]
 
@@ -39,13 +40,23 @@ def read_param_groups(path: Path) -> ParamGroups:
         CheckpointError: if the file holds anything else.
         OSError: if the file cannot be read.
     """
-    groups = _read_safetensors(path) if path.suffix == ".safetensors" else load_torch_file(path)
-    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
+    groups = _map_safetensors(path) if path.suffix == ".safetensors" else map_torch_file(path)
+    check_bounds(path, groups)
+    if not is_param_groups(groups):
         raise CheckpointError(
             f"{path} is not the group file of an optimizer checkpoint, since it does not hold a list of parameter "
             "groups with a list 'params' of ids in each. Use another checkpoint."
         )
-    return groups
+    copied: ParamGroups = copied_value(groups)
+    return copied
+
+
+def is_param_groups(value: Any) -> bool:
+    """Whether ``value`` is a list of groups with a list ``params`` of param ids in each."""
+    if not isinstance(value, list) or not all(isinstance(group, dict) for group in value):
+        return False
+    ids = [group.get("params") for group in value]
+    return all(isinstance(params, list) and all(isinstance(i, (int, str)) for i in params) for params in ids)
 
 
 def save_param_groups(groups: ParamGroups, path: Path) -> None:
@@ -68,15 +79,10 @@ def save_param_groups(groups: ParamGroups, path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt", "param_groups": json.dumps(plain_groups)})
 
 
-def _read_safetensors(path: Path) -> Any:
+def _map_safetensors(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             plain_groups = json.loads((file.metadata() or {}).get("param_groups", "null"))
-            return plain_values.decode(plain_groups, lambda name: file.get_tensor(name).clone())
-    except (SafetensorError, ValueError) as error:
+            return plain_values.decode(plain_groups, file.get_tensor)
+    except (SafetensorError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Use another checkpoint.") from error
-
-
-def _is_group(group: Any) -> bool:
-    ids = group.get("params") if isinstance(group, dict) else None
-    return isinstance(ids, list) and all(isinstance(param_id, (int, str)) for param_id in ids)

@@ -9,13 +9,19 @@ from typing import Any, ClassVar
 import torch
 from torch._utils import _rebuild_tensor_v2
 
+from colossalai_patch import settings
+
 
 def unpickle_plain(data: bytes) -> Any:
     """Decode a pickle of plain Python values (None, numbers, text, bytes, containers of these) and of tensors.
 
+    With ``COLOSSALAI_PATCH_TRUST_PICKLE=1`` it decodes every pickle, which may run code.
+
     Raises:
         pickle.UnpicklingError: if the pickle is damaged, or names anything else.
     """
+    if settings.trust_pickle():
+        return pickle.loads(data)
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError:

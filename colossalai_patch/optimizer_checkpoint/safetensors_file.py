@@ -1,18 +1,23 @@
-"""Shards in the safetensors format, as ColossalAI's async saves write them.
+"""Optimizer states in the safetensors format, as ColossalAI's async saves write them.
 
 The state ``NAME`` of the parameter ``ID`` is the tensor ``state.ID.NAME``. What is no tensor is a uint8 tensor that
-holds a pickle, listed under ``non_tensor_keys`` in the metadata of the header.
+holds a pickle, listed under ``non_tensor_keys`` in the metadata of the header; where ``plain_values`` there holds the
+same value as JSON, the pickle is not looked at. A file that is a whole checkpoint has ``param_groups`` as well.
 """
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
+
+PARAM_GROUPS = "param_groups"
 
 
 def map_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
@@ -22,22 +27,46 @@ def map_safetensors_states(path: Path) -> dict[str, dict[str, Any]]:
         CheckpointError: if the file is damaged, or a pickle in it holds more than plain values.
         OSError: if the file cannot be read.
     """
-    states: dict[str, dict[str, Any]] = {}
+    return _by_param_id(_entries(path), path)
+
+
+def map_safetensors_state_dict(path: Path) -> dict[str, Any]:
+    """Give the state dict in a safetensors file that is a whole checkpoint; the tensors are views of the mapped file.
+
+    Raises:
+        CheckpointError: if the file is damaged, or a pickle in it holds more than plain values.
+        OSError: if the file cannot be read.
+    """
+    entries = dict(_entries(path))
+    if PARAM_GROUPS not in entries:
+        raise CheckpointError(f"{path} is not a whole optimizer checkpoint, since it has no parameter groups.")
+    groups = entries.pop(PARAM_GROUPS)
+    return {"state": _by_param_id(iter(entries.items()), path), PARAM_GROUPS: groups}
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
-            pickled = set(json.loads((file.metadata() or {}).get("non_tensor_keys", "[]")))
+            metadata = file.metadata() or {}
+            pickled = set(json.loads(metadata.get("non_tensor_keys", "[]")))
+            plain = json.loads(metadata.get("plain_values", "{}"))
             for key in file.keys():  # noqa: SIM118, since safe_open has no __iter__
-                _, param_id, name = _split_key(key)
-                value = file.get_tensor(key)
-                plain = unpickle_plain(value.numpy().tobytes()) if key in pickled else value
-                states.setdefault(param_id, {})[name] = plain
-    except (SafetensorError, pickle.UnpicklingError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be loaded: {error}. Use another checkpoint.") from error
+                if key in plain:
+                    yield key, plain_values.decode(plain[key], file.get_tensor)
+                elif key in pickled:
+                    yield key, unpickle_plain(file.get_tensor(key).numpy().tobytes())
+                else:
+                    yield key, file.get_tensor(key)
+    except (SafetensorError, pickle.UnpicklingError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged, or not to be trusted: {error}. Use another checkpoint.") from error
+
+
+def _by_param_id(entries: Iterator[tuple[str, Any]], path: Path) -> dict[str, dict[str, Any]]:
+    states: dict[str, dict[str, Any]] = {}
+    for key, value in entries:
+        kind, _, rest = key.partition(".")
+        param_id, separator, name = rest.partition(".")
+        if kind != "state" or not separator:
+            raise CheckpointError(f"{path} is damaged: the key {key!r} is not of the form state.ID.NAME.")
+        states.setdefault(param_id, {})[name] = value
     return states
-
-
-def _split_key(key: str) -> tuple[str, str, str]:
-    parts = key.split(".", 2)
-    if len(parts) != 3 or parts[0] != "state":
-        raise ValueError(f"the key {key!r} is not of the form state.ID.NAME")
-    return parts[0], parts[1], parts[2]

@@ -1,11 +1,12 @@
 """One shard of a checkpoint: the states of some of the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
+from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
@@ -14,18 +15,35 @@ ParamId = int | str
 State = dict[str, Any]
 Take = Callable[[ParamId, State], State | None]
 
+DIGITS_OF_AN_ID = 18
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard as the index describes it.
+
+    Attributes:
+        path: the file.
+        param_ids: the parameters whose states it holds, by the index.
+        checksum: the xxh3_64 checksum of the file in hexadecimal, if it is recorded.
+    """
+
+    path: Path
+    param_ids: frozenset[ParamId]
+    checksum: str | None = None
+
 
 def copy_state(param_id: ParamId, state: State) -> State:
     """Take the whole state: a copy in memory of its own, which outlives the mapped file."""
-    copied: State = copy_value(state)
+    copied: State = copied_value(state)
     return copied
 
 
-def read_shard(path: Path, take: Take = copy_state) -> dict[ParamId, State]:
+def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     """Read a shard of either format.
 
     Args:
-        path: the shard.
+        shard: the shard. Its checksum is verified if the whole of it is read, that is, with ``copy_state``.
         take: gets each param id with its state, whose tensors are on the CPU and views of the mapped file, and returns
             what to keep of it, copied, or None to leave it out. Only the pages that it touches are read.
 
@@ -33,33 +51,41 @@ def read_shard(path: Path, take: Take = copy_state) -> dict[ParamId, State]:
         What ``take`` returned by param id, in the order of the shard.
 
     Raises:
-        CheckpointError: if the file is no shard, damaged, or holds what cannot be read without running code.
+        CheckpointError: if the file is no shard, damaged, holds what cannot be read without running code, or holds
+            other parameters than the index says.
         OSError: if the file cannot be read.
     """
-    states = map_safetensors_states(path) if path.suffix == ".safetensors" else map_torch_file(path)
+    if shard.checksum is not None and take is copy_state:
+        check_checksum(shard.path, shard.checksum)
+    is_safetensors = shard.path.suffix == ".safetensors"
+    states = map_safetensors_states(shard.path) if is_safetensors else map_torch_file(shard.path)
     if not isinstance(states, dict):
-        raise CheckpointError(f"{path} is not a shard of an optimizer checkpoint, since it holds no dict of states.")
-    return read_states(states, take)
+        raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
+    check_bounds(shard.path, states)
+    states = {as_param_id(key): state for key, state in states.items()}
+    _check_ids(shard, states.keys())
+    return take_states({param_id: states[param_id] for param_id in states if param_id in shard.param_ids}, take)
 
 
-def read_states(states: dict[Any, State], take: Take = copy_state) -> dict[ParamId, State]:
-    """Take what is wanted of states whose tensors are views of a mapped file, by their true param ids."""
-    by_id = ((_param_id(key), state) for key, state in states.items())
-    kept = ((param_id, take(param_id, state)) for param_id, state in by_id)
+def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
+    """Take what is wanted of states whose tensors are views of a mapped file."""
+    kept = ((param_id, take(param_id, state)) for param_id, state in states.items())
     return {param_id: state for param_id, state in kept if state is not None}
 
 
-def _param_id(key: Any) -> Any:
+def as_param_id(key: Any) -> Any:
     """Stock makes every key a number; a key that is no number is kept, as natively."""
-    return int(key) if isinstance(key, str) and key.isdecimal() else key
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= DIGITS_OF_AN_ID else key
 
 
-def copy_value(value: Any) -> Any:
-    """Copy a value of a state, with the tensors in it."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return type(value)((key, copy_value(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value)(copy_value(item) for item in value)
-    return value
+def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:
+    """The shard has what the index says. It may have more: both ends of a pipeline save a tied parameter.
+
+    A safetensors shard may lack a parameter, since its format has no place for a state without values.
+    """
+    missing, more = shard.param_ids - param_ids, param_ids - shard.param_ids
+    if missing and (more or shard.path.suffix != ".safetensors"):
+        raise CheckpointError(
+            f"{shard.path} does not hold the state of parameter {min(missing, key=str)}, though the index says so "
+            f"({len(missing)} are missing, {len(more)} others are there). Is it a shard of another checkpoint?"
+        )

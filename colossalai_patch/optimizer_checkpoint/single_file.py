@@ -3,12 +3,30 @@
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
+from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+from colossalai_patch.optimizer_checkpoint.load import load_state_dict
+from colossalai_patch.optimizer_checkpoint.param_groups import is_param_groups
+from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
+from colossalai_patch.optimizer_checkpoint.shard import as_param_id
+from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
+
+
+def load_optimizer_file(optimizer: Optimizer, path: str | Path) -> None:
+    """Load a checkpoint in one file with ``optimizer.load_state_dict``.
+
+    Raises:
+        CheckpointError: if the file is damaged, or no optimizer checkpoint.
+        ValueError: as native, if the groups differ from the optimizer's in number or size.
+        OSError: if the file cannot be read.
+    """
+    load_state_dict(optimizer, read_optimizer_file(path), path)
 
 
 def read_optimizer_file(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint in one file, as ``torch.save(optimizer.state_dict())`` wrote it.
+    """Read a checkpoint in one file: what ``torch.save(optimizer.state_dict())`` wrote, or its safetensors form.
 
     Returns:
         The state dict. All tensors are on the CPU, in memory of their own.
@@ -17,7 +35,17 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
         CheckpointError: if the file is damaged, or no optimizer checkpoint.
         OSError: if the file cannot be read.
     """
-    state_dict = load_torch_file(Path(path))
-    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
-        raise CheckpointError(f"{path} is no optimizer checkpoint: it holds no dict with 'state' and 'param_groups'.")
-    return state_dict
+    path = Path(path)
+    is_safetensors = path.suffix == ".safetensors"
+    state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
+    if not _is_state_dict(state_dict):
+        raise CheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
+    check_bounds(path, state_dict)
+    copied: dict[str, Any] = copied_value(state_dict)
+    return copied | {"state": {as_param_id(key): state for key, state in copied["state"].items()}}
+
+
+def _is_state_dict(content: Any) -> bool:
+    if not isinstance(content, dict) or not isinstance(content.get("state"), dict):
+        return False
+    return is_param_groups(content.get("param_groups"))

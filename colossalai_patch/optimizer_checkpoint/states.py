@@ -4,10 +4,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, Take, copy_state, read_shard
+from colossalai_patch.optimizer_checkpoint.shard import ParamId, Shard, State, Take, copy_state, read_shard
 
 
 class States(Protocol):
@@ -21,12 +20,12 @@ class StreamedStates:
     """The states of a checkpoint: ``items()`` reads the shards one after the other.
 
     Attributes:
-        shard_files: the shards, in order.
+        shards: the shards, in order.
         shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
         take: what to keep of each state; see ``read_shard``. It runs in the reading threads.
     """
 
-    shard_files: Sequence[Path]
+    shards: Sequence[Shard]
     shards_ahead: int
     take: Take = copy_state
 
@@ -37,17 +36,17 @@ class StreamedStates:
             CheckpointError: if a shard is damaged.
             OSError: if a shard cannot be read.
         """
-        for shard in self._read_ahead():
-            while shard:
-                param_id = next(iter(shard))
-                yield param_id, shard.pop(param_id)
+        for states in self._read_ahead():
+            while states:
+                param_id = next(iter(states))
+                yield param_id, states.pop(param_id)
 
     def _read_ahead(self) -> Iterator[dict[ParamId, State]]:
         pending: deque[Future[dict[ParamId, State]]] = deque()
         with ThreadPoolExecutor(self.shards_ahead, thread_name_prefix="optimizer-shard") as threads:
             try:
-                for file in self.shard_files:
-                    pending.append(threads.submit(read_shard, file, self.take))
+                for shard in self.shards:
+                    pending.append(threads.submit(read_shard, shard, self.take))
                     if len(pending) > self.shards_ahead:
                         yield pending.popleft().result()
                 while pending:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 import colossalai.nn.optimizer
 import pytest
 import torch
-from checkpoints import held_by_safetensors, in_order, save_bin, save_safetensors
+from checkpoints import held_by_safetensors, save_bin, save_safetensors
 from colossalai.checkpoint_io import GeneralCheckpointIO
-from comparison import assert_same, assert_same_parameters
-from optimizer_recipes import NOT_ON_CPU, RECIPES, Run, classes_of
+from optimizer_recipes import NOT_ON_CPU, RECIPES, Run, assert_same_run, classes_of
 
 SOURCES = {
     "empty": lambda run: run,
@@ -26,12 +25,6 @@ FORMATS = {
     "bin": (save_bin, lambda state_dict: state_dict),
     "safetensors": (save_safetensors, held_by_safetensors),
 }
-
-
-def assert_same_run(actual, expected):
-    assert type(actual.optimizer.state) is type(expected.optimizer.state)
-    assert_same(in_order(actual.optimizer.state_dict()), in_order(expected.optimizer.state_dict()), "state_dict()")
-    assert_same_parameters(actual.parameters, expected.parameters)
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,7 @@ def cases():
         yield Case(*combination, group_count=draw.choice([1, 2, 3]), low_cpu_mem_mode=draw.choice([True, False]))
 
 
+@pytest.mark.filterwarnings("error:.*of another model:UserWarning")
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_a_sharded_load_equals_native(tmp_path, case):
     save, held = FORMATS[case.checkpoint_format]

@@ -11,10 +11,9 @@ import torch
 from checkpoints import INDEX_FILE, group_file_of
 from colossalai.checkpoint_io import GeneralCheckpointIO
 from comparison import assert_same, assert_same_optimizer, assert_same_parameters
-from training import make_parameters, split_into_groups, train
+from training import make_parameters, parameters_of, split_into_groups, train
 
 from colossalai_patch.optimizer_checkpoint import read_param_groups, save_param_groups
-
 
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
@@ -28,10 +27,6 @@ def make_optimizer(name, group_count=2, dtype=torch.float32, steps=0):
     optimizer = OPTIMIZERS[name](split_into_groups(make_parameters(dtype=dtype), group_count))
     train(optimizer, steps)
     return optimizer
-
-
-def parameters_of(optimizer):
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def assert_trains_on_as_native(restored, native):
@@ -118,7 +113,7 @@ def test_groups_that_do_not_fit_are_refused_before_anything_changes(tmp_path, sp
     optimizer = make_optimizer("adam", steps=2)
     GeneralCheckpointIO().save_optimizer(make_optimizer("adam", steps=1), tmp_path, shard=True)
     group_file = group_file_of(tmp_path)
-    torch.save(spoil(torch.load(group_file)), group_file)
+    torch.save(spoil(torch.load(group_file, weights_only=True)), group_file)
     before, state = copy.deepcopy(optimizer.state_dict()), optimizer.state
     with pytest.raises(ValueError, match="group"):
         GeneralCheckpointIO().load_optimizer(optimizer, tmp_path)

@@ -73,6 +73,10 @@ def spoil_the_index(folder):
     (folder / INDEX_FILE).write_text("{}")
 
 
+def remove_the_index(folder):
+    (folder / INDEX_FILE).unlink()
+
+
 def checks_of(topology, folder):
     source = boosted(topology)
     source.train(3, seed=1)
@@ -108,7 +112,7 @@ def checks_of(topology, folder):
         spoilt = folder / spoil.__name__
         on_rank_0(write, spoilt, spoil(groups), states)
         yield check(spoil.__name__, refuses, source, spoilt)
-    for spoil in (truncate_a_shard, drop_a_group, spoil_the_index):
+    for spoil in (truncate_a_shard, drop_a_group, spoil_the_index, remove_the_index):
         spoilt = copy_for_this_rank(folder / "whole", spoil.__name__)
         if dist.get_rank() == 1:
             spoil(spoilt)

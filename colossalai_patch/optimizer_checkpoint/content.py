@@ -1,0 +1,61 @@
+"""Content of files: how large it may be, so that a small crafted file cannot fill memory or stack, and copies of it."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+
+DEEPEST = 50  # levels of containers; native goes through them by recursion
+FEWEST_VALUES = 10_000
+SHARED_BYTES = 2**27  # of tensors that share memory in the file and are copied apart
+
+
+def check_bounds(path: Path, content: Any) -> None:
+    """Make sure that the content of ``path`` is as deep and as large as a file of its size can be.
+
+    Each value takes at least one byte of the file, and each tensor its own, unless the file stores references to the
+    same container or tensor, which a copy multiplies.
+
+    Raises:
+        CheckpointError: if there are more values, deeper containers or larger tensors.
+    """
+    size = path.stat().st_size
+    values, tensor_bytes = 1, 0
+    pending = [(content, 0)]
+    while pending:
+        value, depth = pending.pop()
+        inner = _inner_values(value)
+        values += len(inner)
+        tensor_bytes += _bytes_of(value) if isinstance(value, torch.Tensor) else 0
+        if depth > DEEPEST or values > FEWEST_VALUES + size or tensor_bytes > size + SHARED_BYTES:
+            raise CheckpointError(
+                f"{path} is damaged: it has {size} bytes and unpacks to at least {values} values, {tensor_bytes} "
+                f"bytes of tensors and {depth} levels. Use another checkpoint."
+            )
+        pending += ((item, depth + 1) for item in inner)
+
+
+def _inner_values(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple, set, frozenset)) else ()
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
+    return tensor.numel() * tensor.element_size()
+
+
+def copied_value(value: Any) -> Any:
+    """Copy the tensors in ``value``, and the containers of plain values around them."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return type(value)((key, copied_value(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied_value(item) for item in value)
+    return value

@@ -1,0 +1,56 @@
+"""The files that an index names: inside its directory, regular, and there."""
+
+from pathlib import Path, PurePath
+
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
+
+
+def check_name(name: str, folder: Path) -> Path:
+    """Give the path of a file that an index in ``folder`` names, if the name stays inside the folder.
+
+    Raises:
+        CheckpointError: for an absolute name and one with ``..``.
+    """
+    pure = PurePath(str(name))
+    if not isinstance(name, str) or pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in name:
+        raise CheckpointError(
+            f"the index in {folder} names the file {name!r}, which is not inside that directory. Do not use it: "
+            "no checkpoint is saved like that."
+        )
+    return folder / pure
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """Make sure that ``path`` is a regular file, and one inside ``folder`` when symbolic links are followed.
+
+    Raises:
+        MissingFileError: if there is no such file.
+        CheckpointError: if it is something else, or a link that leaves the folder.
+        OSError: if that cannot be found out.
+    """
+    try:
+        target = path.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{path} is missing, though the index of the checkpoint names it. Was the checkpoint copied as a whole?"
+        ) from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} is a symbolic link that leads to itself. Use another checkpoint.") from error
+    if not target.is_relative_to(folder.resolve()):
+        raise CheckpointError(f"{path} is a link to {target}, outside of the checkpoint. Copy the file instead.")
+    if not target.is_file():
+        raise CheckpointError(f"{path} is not a regular file. Use another checkpoint.")
+
+
+def check_complete(path: Path, size: int | None) -> None:
+    """Make sure that ``path`` is as long as it was when it was saved, where that is recorded.
+
+    Raises:
+        CheckpointError: if it is not.
+        OSError: if the file cannot be looked at.
+    """
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        raise CheckpointError(
+            f"{path} has {actual} bytes instead of the {size} that were saved. Was it copied as a whole?"
+        )

@@ -14,7 +14,7 @@ class CheckpointIndexFile(release.CheckpointIndexFile):
         if save is None:
             super().write_index_file(save_index_file)
         else:
-            save.write_by_path(path, lambda: release.CheckpointIndexFile.write_index_file(self, save_index_file))
+            save.write_index(path, lambda: release.CheckpointIndexFile.write_index_file(self, save_index_file))
 
     def load(self, json_path):
         super().load(json_path)

@@ -114,6 +114,12 @@ class Save:
 
         self._write(path, start)
 
+    def write_index(self, path: str, write: Callable[[], None]) -> None:
+        """Call ``write``, which makes an index at ``path``; the commit writes its own, so this one may go."""
+        _, error = first_error(write)
+        if error is not None:
+            self._keep(path, error)
+
     def write_in_background(
         self, path: str, write: Callable[[], FileRecord], copied: Callable[[], None]
     ) -> "Future[FileRecord]":
@@ -126,7 +132,10 @@ class Save:
         finish, error = first_error(start)
         if error is None:
             self._records[path] = self._threads.submit(finish)
-            return
+        else:
+            self._keep(path, error)
+
+    def _keep(self, path: str, error: Exception) -> None:
         self._records[path] = Future()
         self._records[path].set_exception(error)
 

@@ -1,0 +1,124 @@
+"""What plugins commit, now and in the background, and when a rank fails: committing.py FOLDER TOPOLOGY..."""
+
+import errno
+import os
+
+import torch
+import torch.distributed as dist
+from checking import main, on_rank_0
+from checkpoints import in_order
+from comparison import assert_same
+from safetensors.torch import load_file
+from topologies import boosted
+
+from colossalai_patch.optimizer_checkpoint import checked_file, open_checkpoint
+
+SHARDED = {"shard": True, "size_per_shard": 0.02}
+
+
+def held_in(folder):
+    (index_file,) = folder.glob("*.index.json")
+    checkpoint = open_checkpoint(index_file)
+    states = checkpoint.states(low_cpu_mem_mode=True, num_threads=1).items()
+    return in_order({"state": dict(states), "param_groups": checkpoint.param_groups})
+
+
+def save_in_background(run, folder, seed):
+    """Return when all ranks are done; the state changes as soon as it may."""
+    run.booster.save_optimizer(run.optimizer, str(folder), use_async=True, **SHARDED)
+    run.booster.checkpoint_io.synchronize()
+    run.train(1, seed)
+    run.booster.checkpoint_io._sync_io()
+    dist.barrier()
+
+
+def an_async_save_holds_what_a_synchronous_one_does(run, folder):
+    for seed in (1, 2):
+        run.train(1, seed)
+        run.save(folder / "now")
+        save_in_background(run, folder / "later", seed + 10)
+        assert_same(held_in(folder / "later"), held_in(folder / "now"))
+
+
+def a_directory_holds_nothing_but_the_last_save(run, folder):
+    save_in_background(run, folder, seed=3)
+    run.save(folder)
+    names = {path.name for path in folder.iterdir()}
+    (index_file,) = folder.glob("*.index.json")
+    index = open_checkpoint(index_file).index
+    assert names == {index_file.name, index.group_file.name, *(path.name for path in index.shard_files)}
+
+
+def an_async_model_holds_what_a_synchronous_one_does(run, folder):
+    run.booster.save_model(run.model, str(folder / "now"), use_safetensors=True, **SHARDED)
+    run.booster.save_model(run.model, str(folder / "later"), use_safetensors=True, use_async=True, **SHARDED)
+    run.booster.checkpoint_io._sync_io()
+    dist.barrier()
+    names = {path.name for path in (folder / "now").iterdir()}
+    assert names == {path.name for path in (folder / "later").iterdir()}
+    for name in (name for name in names if name.endswith(".safetensors")):
+        now, later = (dict(sorted(load_file(folder / kind / name).items())) for kind in ("now", "later"))
+        assert_same(later, now, name)
+
+
+def no_space(descriptor, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def a_save_that_fails_on_one_rank_is_told_by_all_and_changes_nothing(run, folder, use_async):
+    """Rank 0 has no space; in a pipeline, rank 1 has saved its part by then."""
+    run.save(folder)
+    before = held_in(folder)
+    run.train(1, seed=4)
+    write = os.write
+    if dist.get_rank() == 0:
+        checked_file.os.write = no_space
+    try:
+        run.booster.save_optimizer(run.optimizer, str(folder), use_async=use_async, **SHARDED)
+        run.booster.checkpoint_io._sync_io()
+        told = run.booster.checkpoint_io._wait_for_saves("optimizer")
+    except OSError as error:
+        told = error
+    finally:
+        checked_file.os.write = write
+    if told is None or use_async and dist.get_rank() == 0:
+        told = error_of_the_next_save(run, folder)
+    assert "No space left" in str(told), told
+    assert_same(held_in(folder), before)
+    run.save(folder)
+
+
+def error_of_the_next_save(run, folder):
+    try:
+        run.booster.save_optimizer(run.optimizer, str(folder), **SHARDED)
+    except OSError as error:
+        return error
+    return None
+
+
+def checks_of(topology, folder):
+    run = boosted(topology)
+    run.train(1, seed=0)
+
+    def check(name, function, *arguments):
+        path = folder / name.replace(" ", "-")
+        on_rank_0(path.mkdir)
+        return f"{topology}: {name}", lambda: function(run, path, *arguments)
+
+    yield check("async", an_async_save_holds_what_a_synchronous_one_does)
+    yield check("tidy", a_directory_holds_nothing_but_the_last_save)
+    if topology != "fsdp":  # its models cannot be saved on CPU
+        yield check("model", an_async_model_holds_what_a_synchronous_one_does)
+    for use_async in (False, True):
+        name = f"no space, {'async' if use_async else 'sync'}"
+        yield check(name, a_save_that_fails_on_one_rank_is_told_by_all_and_changes_nothing, use_async)
+
+
+def checks(folder, *topologies):
+    for topology in topologies:
+        on_rank_0((folder / topology).mkdir)
+        yield from checks_of(topology, folder / topology)
+
+
+if __name__ == "__main__":
+    main(checks)

@@ -1,6 +1,6 @@
 """Content of files: how large it may be, so that a small crafted file cannot fill memory or stack, and copies of it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def check_bounds(path: Path, content: Any) -> None:
         value, depth = pending.pop()
         inner = _inner_values(value)
         values += len(inner)
-        tensor_bytes += _bytes_of(value) if isinstance(value, torch.Tensor) else 0
+        tensor_bytes += bytes_of(value) if isinstance(value, torch.Tensor) else 0
         if depth > DEEPEST or values > FEWEST_VALUES + size or tensor_bytes > size + SHARED_BYTES:
             raise CheckpointError(
                 f"{path} is damaged: it has {size} bytes and unpacks to at least {values} values, {tensor_bytes} "
@@ -44,18 +44,24 @@ def _inner_values(value: Any) -> Collection[Any]:
     return value if isinstance(value, (list, tuple, set, frozenset)) else ()
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's values, and of its indices if it is sparse."""
     if tensor.layout is not torch.strided:
-        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
+        return sum(bytes_of(part) for part in (tensor._indices(), tensor._values()))
     return tensor.numel() * tensor.element_size()
 
 
 def copied_value(value: Any) -> Any:
     """Copy the tensors in ``value``, and the containers of plain values around them."""
+    return with_tensors(value, torch.Tensor.clone)
+
+
+def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Give ``value`` with what ``replace`` makes of the tensors in it, in containers of their own."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return replace(value)
     if isinstance(value, dict):
-        return type(value)((key, copied_value(item)) for key, item in value.items())
+        return type(value)((key, with_tensors(item, replace)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(copied_value(item) for item in value)
+        return type(value)(with_tensors(item, replace) for item in value)
     return value

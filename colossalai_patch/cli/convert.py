@@ -43,7 +43,7 @@ def convert(
     \b
     Example:
         colossalai-patch convert checkpoint/ converted/ --format safetensors --shard-size 2GB
-        colossalai-patch convert checkpoint/ --to-native optimizer.pt
+        colossalai-patch convert checkpoint/ --to-native state.pt
         colossalai-patch convert --from-native optimizer.pt from_native/
     """
     from colossalai_patch.optimizer_checkpoint import conversion

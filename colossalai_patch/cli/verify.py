@@ -5,7 +5,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from colossalai_patch.cli.command import Command, prefix_option
+from colossalai_patch.cli.command import Command, Trouble, prefix_option
 from colossalai_patch.cli.showing import ProgressBar, open_console, open_table, print_table, shortened
 
 if TYPE_CHECKING:
@@ -25,10 +25,14 @@ def verify(checkpoint: str, prefix: str | None, with_values: bool) -> None:
     Example:
         colossalai-patch verify checkpoint/ --values
     """
+    from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
     from colossalai_patch.optimizer_checkpoint.verification import verify_files, verify_values
 
-    with ProgressBar("verifying") as progress:
-        found = (verify_values if with_values else verify_files)(checkpoint, prefix, progress)
+    try:
+        with ProgressBar("verifying") as progress:
+            found = (verify_values if with_values else verify_files)(checkpoint, prefix, progress)
+    except NotACheckpointError as error:
+        raise Trouble(f"not a checkpoint: {error}") from error
     _show(found, open_console())
     sys.exit(0 if found.sound else 1)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import forked
@@ -65,6 +66,13 @@ def test_a_save_replaces_the_one_before_whatever_its_format(tmp_path, way_before
     assert saved_number(tmp_path) == 2
     assert only_checkpoint_files(tmp_path)
     assert suffixes(tmp_path) == {".bin" if way == "bin" else ".safetensors"}
+
+
+@every_way
+def test_the_index_records_the_release_that_saved(tmp_path, way):
+    save(tmp_path, 1, way)
+    index = json.loads(next(tmp_path.glob("*.index.json")).read_text())
+    assert index["metadata"]["saved_by"] == f"colossalai {version('colossalai')}"
 
 
 def test_no_two_saves_use_the_same_names(tmp_path):

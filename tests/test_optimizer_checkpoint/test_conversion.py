@@ -14,6 +14,7 @@ from colossalai_patch.optimizer_checkpoint.conversion import convert, one_file, 
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.single_file import read_optimizer_file
 from colossalai_patch.optimizer_checkpoint.source import open_source, view
+from colossalai_patch.optimizer_checkpoint.summary import summarize
 
 FORMS = ["bin", "safetensors", "one.bin", "one.safetensors"]
 
@@ -86,6 +87,15 @@ def test_the_result_records_size_and_checksum_of_every_file(tmp_path, source):
     assert {name: record["size"] for name, record in recorded.items()} == {
         file.name: file.stat().st_size for file in path.iterdir() if file.suffix != ".json"
     }
+
+
+def test_the_release_that_saved_is_kept(tmp_path):
+    index_file = write_sharded(make_state_dict(), tmp_path / "source") / "pytorch_optim.bin.index.json"
+    index = json.loads(index_file.read_text())
+    index["metadata"]["saved_by"] = "colossalai 0.5.0"
+    index_file.write_text(json.dumps(index))
+    path = convert_to(open_source(index_file), tmp_path, "safetensors")
+    assert summarize(open_source(path)).saved_by == "colossalai 0.5.0"
 
 
 def test_a_part_of_larger_memory_is_saved_alone(tmp_path):

@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirem
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official test-releases mismatches fuzz regression demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases mismatches fuzz regression regression-plugins crash demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -43,6 +43,14 @@ fuzz: venv
 regression: venv
 	.venv/bin/python tests/regression.py
 
+#: make regression-plugins  the tests of the plugins' loaders and savers with the patch off and on, in ten minutes
+regression-plugins: venv
+	.venv/bin/python tests/regression.py plugins
+
+#: make crash          saves that are killed 200 times, and what they leave: no loss, no mixture
+crash: venv
+	.venv/bin/python -W ignore tests/crash.py --kills 200
+
 #: make demo           the example training run: rolled back by stock, patched and native
 demo: venv
 	.venv/bin/python examples/rollback.py
@@ -50,6 +58,7 @@ demo: venv
 #: make bench          the measurements
 bench: venv
 	.venv/bin/python benchmarks/start_up.py
+	.venv/bin/python benchmarks/save.py
 
 #: make lint           what pre-commit checks
 lint: venv

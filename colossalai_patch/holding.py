@@ -6,17 +6,19 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from colossalai_patch.agreement import Agreement
+from colossalai_patch.agreement import on_all_ranks_or_none
 from colossalai_patch.optimizer_checkpoint import (
     CheckpointError,
     ParamGroups,
     ParamId,
     State,
     find_index,
+    load_state_dict,
     load_streamed,
     open_checkpoint,
     read_optimizer_file,
     take_states,
+    unchanged_on_failure,
 )
 from colossalai_patch.slicing import Part, take_part
 
@@ -62,12 +64,12 @@ class Holding:
 def find_checkpoint(checkpoint: str | Path, prefix: str | None) -> str:
     """The index of a checkpoint in a directory, or the path that is given if it is that of a file.
 
-    Every rank calls it before it loads; a rank that finds none tells the others, which then load nothing.
+    Every rank calls it, and it fails on all or on none.
 
     Raises:
-        CheckpointError: as ``find_index``.
+        CheckpointError: as ``find_index``, here or on another rank.
     """
-    with Agreement():
+    with on_all_ranks_or_none():
         return str(find_index(checkpoint, prefix) or checkpoint)
 
 
@@ -83,11 +85,11 @@ def load_held_checkpoint(
         CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
         OSError: if a file cannot be read.
     """
-    with Agreement() as agreement:
+    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
         checkpoint = open_checkpoint(index_file)
         groups = holding.groups(checkpoint.param_groups)
         states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
-        load_streamed(optimizer, groups, agreement.until_agreed(states), index_file)
+        load_streamed(optimizer, groups, states, index_file)
 
 
 def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
@@ -97,11 +99,11 @@ def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> 
         CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
         OSError: if the file cannot be read.
     """
-    with Agreement() as agreement:
+    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
         state_dict = read_optimizer_file(path)
         groups = holding.groups(state_dict["param_groups"])
         states = take_states(state_dict["state"], holding.take)
-        load_streamed(optimizer, groups, agreement.until_agreed(states), path)
+        load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

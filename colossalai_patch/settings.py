@@ -16,15 +16,6 @@ def patch_wanted() -> bool:
     return _choice("COLOSSALAI_PATCH", {"on": True, "off": False}, default="on")
 
 
-def save_in_safetensors() -> bool:
-    """Whether ``COLOSSALAI_PATCH_SAVE_FORMAT`` asks for it: ``bin`` (the default) or ``safetensors``.
-
-    Raises:
-        SettingError: for any other value.
-    """
-    return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
-
-
 def trust_pickle() -> bool:
     """Whether ``COLOSSALAI_PATCH_TRUST_PICKLE`` lets checkpoint files run code: ``0`` (the default) or ``1``.
 
@@ -32,6 +23,15 @@ def trust_pickle() -> bool:
         SettingError: for any other value.
     """
     return _choice("COLOSSALAI_PATCH_TRUST_PICKLE", {"1": True, "0": False}, default="0")
+
+
+def save_in_safetensors() -> bool:
+    """Whether ``COLOSSALAI_PATCH_SAVE_FORMAT`` asks for it: ``bin`` (the default) or ``safetensors``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
 
 
 def _choice(name: str, choices: dict[str, bool], default: str) -> bool:

@@ -107,7 +107,9 @@ def run_and_kill(draw, folder, first, use_async, ranks):
         time.sleep(draw.choice([0, 0.005]))
     killed = [exit_code(process) for process in processes] == [-signal.SIGKILL] * ranks
     Path(f"{folder}.rendezvous").unlink(missing_ok=True)
-    return killed, max(shared.finished for shared in progress), max(shared.begun for shared in progress)
+    # In the background a rank finishes its own part; the save is committed when all have.
+    finished = (min if use_async else max)(shared.finished for shared in progress)
+    return killed, finished, max(shared.begun for shared in progress)
 
 
 def save_once(folder, number):

@@ -115,5 +115,5 @@ class _NoBuffers(dict):
 
 def _target(checkpoint, shard, prefix, layout):
     if shard:
-        return DirectoryTarget(Path(checkpoint), layout, prefix or "")
+        return DirectoryTarget(Path(checkpoint).absolute(), layout, prefix or "")
     return FileTarget(Path(checkpoint).resolve())

@@ -7,6 +7,8 @@ release = extend_release(globals())
 
 
 class MoECheckpointIO(release.MoECheckpointIO):
+    # Named here, so that this file does not apply to a release to which that of HybridParallelCheckpointIO does not.
+    _with_common_states = HybridParallelCheckpointIO._with_common_states
     load_sharded_optimizer = HybridParallelCheckpointIO.load_sharded_optimizer
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, strict=False, low_cpu_mem_mode=True, num_threads=1):

@@ -26,6 +26,12 @@ def search_tp_partition_dim(current_shape, original_shape, tp_size):
     return dim
 
 
+def load_shard_state_dict(checkpoint_file, use_safetensors=False):
+    if use_safetensors:
+        return release.load_shard_state_dict(checkpoint_file, use_safetensors)
+    return load_torch_file(Path(checkpoint_file))
+
+
 def save_state_dict(state_dict, checkpoint_file_path, use_safetensors):
     save = save_of(checkpoint_file_path)
     if save is None:
@@ -50,9 +56,3 @@ def _pin_tensor(tensor, empty=True):
     if torch.cuda.is_available():
         return release._pin_tensor(tensor, empty)
     return torch.empty_like(tensor, device="cpu") if empty else tensor
-
-
-def load_shard_state_dict(checkpoint_file, use_safetensors=False):
-    if use_safetensors:
-        return release.load_shard_state_dict(checkpoint_file, use_safetensors)
-    return load_torch_file(Path(checkpoint_file))

@@ -5,12 +5,17 @@ from colossalai_patch.optimizer_checkpoint.content import copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
 from colossalai_patch.optimizer_checkpoint.files import check_name
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index, is_optimizer_index, read_index
-from colossalai_patch.optimizer_checkpoint.load import load_optimizer_checkpoint, load_streamed
+from colossalai_patch.optimizer_checkpoint.load import (
+    load_optimizer_checkpoint,
+    load_state_dict,
+    load_streamed,
+    unchanged_on_failure,
+)
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups, save_param_groups
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 from colossalai_patch.optimizer_checkpoint.shard import ParamId, State, copy_state, read_shard, take_states
 from colossalai_patch.optimizer_checkpoint.single_file import load_optimizer_file, read_optimizer_file
-from colossalai_patch.optimizer_checkpoint.states import States, StreamedStates
+from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
 
 __all__ = [
@@ -21,7 +26,6 @@ __all__ = [
     "ParamGroups",
     "ParamId",
     "State",
-    "States",
     "StreamedStates",
     "check_name",
     "copied_value",
@@ -30,6 +34,7 @@ __all__ = [
     "is_optimizer_index",
     "load_optimizer_checkpoint",
     "load_optimizer_file",
+    "load_state_dict",
     "load_streamed",
     "load_torch_file",
     "open_checkpoint",
@@ -39,5 +44,6 @@ __all__ = [
     "read_shard",
     "save_param_groups",
     "take_states",
+    "unchanged_on_failure",
     "unpickle_plain",
 ]

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 import xxhash
 
+from colossalai_patch.optimizer_checkpoint.checksum import checksum
+
 _CHUNK = 1 << 20
 
 
@@ -91,13 +93,9 @@ def check_file(path: Path) -> FileRecord:
     Raises:
         OSError: if it cannot be read, or did not get to the disk.
     """
-    size, checksum, chunk = 0, xxhash.xxh3_64(), memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-        while count := file.readinto(chunk):
-            checksum.update(chunk[:count])
-            size += count
-    return FileRecord(size, checksum.hexdigest())
+    return FileRecord(path.stat().st_size, checksum(path))
 
 
 def write_safetensors(path: Path, header: bytes, tensors: Iterable[torch.Tensor]) -> FileRecord:

@@ -1,5 +1,7 @@
 """Loading an optimizer checkpoint: native does the work, this feeds it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, ParamIds
 from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
-from colossalai_patch.optimizer_checkpoint.states import States
+from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 
 # What native and the optimizers of torch raise when a state is not theirs.
 OF_A_WRONG_STATE = (AttributeError, LookupError, TypeError, RuntimeError, ArithmeticError)
@@ -39,7 +41,9 @@ def load_optimizer_checkpoint(
     warn_of_foreign_shapes(optimizer, checkpoint)
 
 
-def load_streamed(optimizer: Optimizer, param_groups: ParamGroups, states: States, checkpoint: str | Path) -> None:
+def load_streamed(
+    optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates, checkpoint: str | Path
+) -> None:
     """Hand groups and states to ``optimizer.load_state_dict``, which reads the states while it goes through them.
 
     Args:
@@ -69,17 +73,27 @@ def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint
         CheckpointError: if an optimizer without hooks and without a ``load_state_dict`` of its own cannot take them.
         Exception: whatever else ``optimizer.load_state_dict`` raises.
     """
+    try:
+        with unchanged_on_failure(optimizer):
+            optimizer.load_state_dict(state_dict)
+    except OF_A_WRONG_STATE as error:
+        if not _uses_native(optimizer) or _post_hooks(optimizer):
+            raise
+        name, reason = type(optimizer).__name__, f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{name} cannot take the state of {checkpoint}: {reason}. Was it saved by another optimizer?"
+        ) from error
+
+
+@contextmanager
+def unchanged_on_failure(optimizer: Optimizer) -> Iterator[None]:
+    """Put an optimizer's groups and state back if the body raises. A load makes new ones and leaves these alone."""
     before = dict(vars(optimizer))
     try:
-        optimizer.load_state_dict(state_dict)
-    except BaseException as error:
+        yield
+    except BaseException:
         vars(optimizer).clear()
         vars(optimizer).update(before)
-        if isinstance(error, OF_A_WRONG_STATE) and _uses_native(optimizer) and not _post_hooks(optimizer):
-            name, reason = type(optimizer).__name__, f"{type(error).__name__}: {error}"
-            raise CheckpointError(
-                f"{name} cannot take the state of {checkpoint}: {reason}. Was it saved by another optimizer?"
-            ) from error
         raise
 
 

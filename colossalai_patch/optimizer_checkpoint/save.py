@@ -39,7 +39,7 @@ class Save:
         self._ranks = ranks
         self._folder = target.directory / f"{FOLDER}{target.label}-{save_id}"
         self._files = self._folder / "files"
-        self._held = _hold(self._folder)
+        self._held: int | None = _hold(self._folder)
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="checkpoint-writer")
         self._records: dict[str, Future[FileRecord]] = {}
         self._copied: list[Callable[[], None]] = []
@@ -228,7 +228,7 @@ def save_of(path: str | Path) -> Save | None:
     return next((_collecting[folder] for folder in Path(path).parents if folder in _collecting), None)
 
 
-def _hold(folder: Path) -> int | None:
+def _hold(folder: Path) -> int:
     """Lock a folder for as long as this process lives, where the file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     with contextlib.suppress(OSError):

@@ -1,23 +1,16 @@
 """The states of a checkpoint, read while they are consumed."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 from colossalai_patch.optimizer_checkpoint.shard import ParamId, Shard, State, Take, copy_state, read_shard
 
 
-class States(Protocol):
-    """The part of a dict of states that native uses."""
-
-    def items(self) -> Iterable[tuple[ParamId, State]]: ...
-
-
 @dataclass(frozen=True)
 class StreamedStates:
-    """The states of a checkpoint: ``items()`` reads the shards one after the other.
+    """The part of a dict of states that native uses: ``items()``, which reads the shards one after the other.
 
     Attributes:
         shards: the shards, in order.

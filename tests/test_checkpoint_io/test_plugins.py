@@ -107,7 +107,9 @@ def test_groups_that_do_not_fit_are_refused_before_anything_changes(restoring, t
 
 
 @every_topology
-@pytest.mark.parametrize("spoilt", ["truncate_a_shard", "drop_a_group", "spoil_the_index", "remove_the_index"])
+@pytest.mark.parametrize(
+    "spoilt", ["the optimizer refuses", "truncate_a_shard", "drop_a_group", "spoil_the_index", "remove_the_index"]
+)
 def test_what_fails_on_one_rank_fails_on_all_and_changes_none(restoring, topology, spoilt):
     name = f"{topology}: rank 1: {spoilt}"
     assert_passed(restoring, name)

@@ -25,6 +25,7 @@ from numbered_states import (
     set_number,
 )
 
+from colossalai_patch.optimizer_checkpoint import CheckpointError
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 
 WAYS = ["bin", "safetensors", "async"]
@@ -66,6 +67,16 @@ def test_a_save_replaces_the_one_before_whatever_its_format(tmp_path, way_before
     assert saved_number(tmp_path) == 2
     assert only_checkpoint_files(tmp_path)
     assert suffixes(tmp_path) == {".bin" if way == "bin" else ".safetensors"}
+
+
+def test_a_damaged_file_is_found_by_its_checksum(tmp_path):
+    save(tmp_path, 1)
+    name = max(files_by_index(tmp_path))
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        GeneralCheckpointIO().load_optimizer(make_optimizer(), str(tmp_path))
 
 
 @every_way

@@ -50,13 +50,16 @@ def test_an_empty_checkpoint_clears_a_trained_optimizer(tmp_path, name, group_co
     assert_trains_on_as_native(restored, native)
 
 
-def write_safetensors_group_file(checkpoint):
-    group_file = group_file_of(checkpoint)
-    save_param_groups(read_param_groups(group_file), checkpoint / "pytorch_optim_group.safetensors")
-    group_file.unlink()
+def name_group_file(checkpoint, name):
     index = json.loads((checkpoint / INDEX_FILE).read_text())
-    index["metadata"]["param_groups"] = "pytorch_optim_group.safetensors"
+    index["metadata"]["param_groups"] = name
     (checkpoint / INDEX_FILE).write_text(json.dumps(index))
+
+
+def write_safetensors_group_file(checkpoint):
+    groups = read_param_groups(group_file_of(checkpoint))
+    save_param_groups(groups, checkpoint / "another_group.safetensors")
+    name_group_file(checkpoint, "another_group.safetensors")
 
 
 @pytest.mark.parametrize("write_group_file", [lambda checkpoint: None, write_safetensors_group_file], ids=["bin", "st"])
@@ -112,8 +115,9 @@ def as_a_dict(groups):
 def test_groups_that_do_not_fit_are_refused_before_anything_changes(tmp_path, spoil):
     optimizer = make_optimizer("adam", steps=2)
     GeneralCheckpointIO().save_optimizer(make_optimizer("adam", steps=1), tmp_path, shard=True)
-    group_file = group_file_of(tmp_path)
-    torch.save(spoil(torch.load(group_file, weights_only=True)), group_file)
+    groups = torch.load(group_file_of(tmp_path), weights_only=True)
+    torch.save(spoil(groups), tmp_path / "spoilt_group.bin")
+    name_group_file(tmp_path, "spoilt_group.bin")
     before, state = copy.deepcopy(optimizer.state_dict()), optimizer.state
     with pytest.raises(ValueError, match="group"):
         GeneralCheckpointIO().load_optimizer(optimizer, tmp_path)

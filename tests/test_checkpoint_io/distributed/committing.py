@@ -3,7 +3,6 @@
 import errno
 import os
 
-import torch
 import torch.distributed as dist
 from checking import main, on_rank_0
 from checkpoints import in_order
@@ -81,7 +80,7 @@ def a_save_that_fails_on_one_rank_is_told_by_all_and_changes_nothing(run, folder
         told = error
     finally:
         checked_file.os.write = write
-    if told is None or use_async and dist.get_rank() == 0:
+    if told is None or (use_async and dist.get_rank() == 0):
         told = error_of_the_next_save(run, folder)
     assert "No space left" in str(told), told
     assert_same(held_in(folder), before)

@@ -50,6 +50,20 @@ def refuses(run, checkpoint):
         raise AssertionError("no error")
 
 
+def is_refused_by_rank_1(run, checkpoint):
+    """A hook after the load is the last that can fail: by then native has swapped everything in."""
+
+    def refuse(optimizer):
+        raise ValueError("not on this rank")
+
+    hook = run.inner.register_load_state_dict_post_hook(refuse) if dist.get_rank() == 1 else None
+    try:
+        refuses(run, checkpoint)
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
 def with_one_group_less(groups):
     return groups[:-1]
 
@@ -112,6 +126,7 @@ def checks_of(topology, folder):
         spoilt = folder / spoil.__name__
         on_rank_0(write, spoilt, spoil(groups), states)
         yield check(spoil.__name__, refuses, source, spoilt)
+    yield check("rank 1: the optimizer refuses", is_refused_by_rank_1, source, folder / "whole")
     for spoil in (truncate_a_shard, drop_a_group, spoil_the_index, remove_the_index):
         spoilt = copy_for_this_rank(folder / "whole", spoil.__name__)
         if dist.get_rank() == 1:

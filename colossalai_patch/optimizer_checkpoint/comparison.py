@@ -1,7 +1,7 @@
 """How two checkpoints differ, found parameter by parameter, so that neither need fit into memory."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -90,7 +90,8 @@ def compare(first: Source, second: Source) -> Comparison:
             values[name].add(absolute, relative)
         unlike += lines
         equal += not (lines or different)
-    only_in_second = [id for id, state in second.states(view) if id not in in_both and _present(state)]
+    others = [param_id for param_id in states_of_second.ids() if param_id not in in_both]
+    only_in_second = [param_id for param_id in others if states_of_second.values(param_id)]
     groups = list(_group_differences(first.param_groups, second.param_groups))
     return Comparison(groups, only_in_first, only_in_second, unlike, dict(values), equal)
 
@@ -101,6 +102,9 @@ class _StatesById:
     def __init__(self, source: Source) -> None:
         self._piece_of = {param_id: piece for piece in source.pieces for param_id in piece.param_ids}
         self._read = lru_cache(FILES_OPEN_AT_ONCE)(lambda piece: piece.read(view))
+
+    def ids(self) -> Iterable[ParamId]:
+        return self._piece_of
 
     def values(self, param_id: ParamId) -> dict[str, Any]:
         if param_id not in self._piece_of:

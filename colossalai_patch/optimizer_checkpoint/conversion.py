@@ -110,7 +110,8 @@ class Sharded:
 def convert(source: Source, destination: OneFile | Sharded) -> None:
     """Write a checkpoint again. What was at the destination is there until the result is found equal to the source.
 
-    Host memory holds at most one shard of the result, beside pages of the source's mapped files.
+    Host memory holds little beside pages of the source's mapped files, which the system may drop. Only a source in the
+    format of torch before 1.6, which cannot be mapped, is read file by file.
 
     Raises:
         SaveError: if the result differs from the source, or a file could not be written.

@@ -1,6 +1,8 @@
 """``compare`` finds every difference between two checkpoints, whatever their formats."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -154,3 +156,23 @@ def test_numbers_of_every_kind_are_compared(tmp_path, value, other, absolute):
 def test_other_text_is_told(tmp_path):
     paths = [write_file(with_value(text), tmp_path / f"{text}.bin") for text in ("a", "b")]
     assert compare(*map(open_source, paths)).unlike == ["parameter 0: value is 'a' / 'b'"]
+
+
+MEASURE = """
+import resource, sys
+from colossalai_patch.optimizer_checkpoint.comparison import compare
+from colossalai_patch.optimizer_checkpoint.source import open_source
+sources = [open_source(path) for path in sys.argv[1:]]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+equal = compare(*sources).equal
+print(equal, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_comparison_takes_the_memory_of_shards_and_not_of_the_checkpoints(tmp_path):
+    states = {number: {"exp_avg": torch.full((2**20,), float(number))} for number in range(64)}
+    folders = [write_sharded({"state": states, "param_groups": []}, tmp_path / name) for name in ("first", "second")]
+    command = [sys.executable, "-c", MEASURE, *folders]
+    equal, kilobytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert equal == "True"
+    assert int(kilobytes) < 150 * 1024

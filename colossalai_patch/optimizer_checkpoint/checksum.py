@@ -1,5 +1,6 @@
 """Checksums of files: xxh3_64, in hexadecimal."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
@@ -9,8 +10,16 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 BYTES_AT_ONCE = 2**20
 
 
-def checksum(path: Path) -> str:
+def _ignore(count: int) -> None:
+    """What is told of progress that nobody wants to see."""
+
+
+def checksum(path: Path, advance: Callable[[int], object] = _ignore) -> str:
     """Give the checksum of a file.
+
+    Args:
+        path: the file.
+        advance: is told of every number of bytes that were read.
 
     Raises:
         OSError: if the file cannot be read.
@@ -19,15 +28,16 @@ def checksum(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(BYTES_AT_ONCE):
             digest.update(chunk)
+            advance(len(chunk))
     return digest.hexdigest()
 
 
-def check_checksum(path: Path, recorded: str) -> None:
-    """Make sure that a file is as it was saved.
+def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] = _ignore) -> None:
+    """Make sure that a file is as it was saved; ``advance`` as for ``checksum``.
 
     Raises:
         CheckpointError: if its checksum is not the recorded one.
         OSError: if the file cannot be read.
     """
-    if checksum(path) != recorded:
+    if checksum(path, advance) != recorded:
         raise CheckpointError(f"{path} is damaged: it is not the file that was saved. Use another checkpoint.")

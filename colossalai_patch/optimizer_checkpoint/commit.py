@@ -68,6 +68,10 @@ class FileTarget:
     def label(self) -> str:
         return self.file.name
 
+    def replaced(self) -> list[Path]:
+        """What a commit would replace."""
+        return [self.file] if self.file.exists() else []
+
     def prepare(self) -> None:
         """Make sure that there can be such a file.
 
@@ -113,6 +117,13 @@ class DirectoryTarget:
     @property
     def label(self) -> str:
         return self._prefixed(self.layout.kind)
+
+    def replaced(self) -> list[Path]:
+        """What a commit would replace or remove."""
+        if not self.directory.is_dir():
+            return []
+        indexes = [path for path in self._indexes() if path.exists()]
+        return [*indexes, *(path for path in self.directory.iterdir() if self._belongs_to_a_save(path))]
 
     def prepare(self) -> None:
         """Make the directory, if there is none.

@@ -1,7 +1,7 @@
 """Content of files: how large it may be, so that a small crafted file cannot fill memory or stack, and copies of it."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def check_bounds(path: Path, content: Any) -> None:
         value, depth = pending.pop()
         inner = _inner_values(value)
         values += len(inner)
-        tensor_bytes += _bytes_of(value) if isinstance(value, torch.Tensor) else 0
+        tensor_bytes += bytes_of(value) if isinstance(value, torch.Tensor) else 0
         if depth > DEEPEST or values > FEWEST_VALUES + size or tensor_bytes > size + SHARED_BYTES:
             raise CheckpointError(
                 f"{path} is damaged: it has {size} bytes and unpacks to at least {values} values, {tensor_bytes} "
@@ -45,18 +45,29 @@ def _inner_values(value: Any) -> Collection[Any]:
     return value if isinstance(value, (list, tuple, set, frozenset)) else ()
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's values, and of its indices if it is sparse."""
     if tensor.layout is not torch.strided:
-        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
+        return sum(bytes_of(part) for part in (tensor._indices(), tensor._values()))
     return tensor.numel() * tensor.element_size()
 
 
 def copied_value(value: Any) -> Any:
     """Copy ``value`` with all tensors in it: what ``copy.deepcopy`` gives, sooner for what states consist of."""
-    if type(value) is torch.Tensor and not value.requires_grad:
-        return value.clone()
+    return with_tensors(value, _copied_tensor)
+
+
+def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Give ``value`` with what ``replace`` makes of the tensors in it, all else being copied."""
+    if isinstance(value, torch.Tensor):
+        return replace(value)
     if isinstance(value, dict):
-        return type(value)((key, copied_value(item)) for key, item in value.items())
+        return type(value)((key, with_tensors(item, replace)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(copied_value(item) for item in value)
+        return type(value)(with_tensors(item, replace) for item in value)
     return copy.deepcopy(value)
+
+
+def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
+    return tensor.clone() if is_plain else copy.deepcopy(tensor)

@@ -5,6 +5,10 @@ class CheckpointError(ValueError):
     """A checkpoint, or a file of it, cannot be loaded: the message says which, why, and what to do."""
 
 
+class NotACheckpointError(CheckpointError):
+    """What is there is something else than an optimizer checkpoint."""
+
+
 class MissingFileError(CheckpointError, FileNotFoundError):
     """A file that a checkpoint names is not there."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError, NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.files import check_name
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.shard import Shard
@@ -14,6 +14,7 @@ from colossalai_patch.optimizer_checkpoint.shard import Shard
 LARGEST_INDEX = 256 * 2**20  # bytes; a million parameters take some 50 MB
 GROUP_FILE_KEY = "param_groups"
 FILES_KEY = "files"
+SAVED_BY_KEY = "saved_by"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Index:
         weight_map: the shard that holds the state, by param id.
         checksums: the xxh3_64 checksum in hexadecimal by file, for those where it is recorded.
         sizes: the size in bytes by file, for those where it is recorded.
+        saved_by: the release that wrote the checkpoint, if that is recorded.
     """
 
     path: Path
@@ -33,6 +35,7 @@ class Index:
     weight_map: dict[ParamId, Path]
     checksums: dict[Path, str] = field(default_factory=dict)
     sizes: dict[Path, int] = field(default_factory=dict)
+    saved_by: str | None = None
 
     @property
     def shard_files(self) -> list[Path]:
@@ -51,15 +54,15 @@ def read_index(index_file: str | Path) -> Index:
     """Read the index of an optimizer checkpoint, as ColossalAI's ``CheckpointIndexFile`` writes it.
 
     Raises:
-        CheckpointError: if the file is no index, the index of something else than an optimizer, or names files
-            outside of its directory.
+        NotACheckpointError: if the file is the index of something else than an optimizer.
+        CheckpointError: if the file is no index, or names files outside of its directory.
         OSError: if the file cannot be read.
     """
     index_file = Path(index_file)
     content = _read_json(index_file)
     weight_map, metadata = _object(content, "weight_map", index_file), _object(content, "metadata", index_file)
     if GROUP_FILE_KEY not in metadata:
-        raise CheckpointError(
+        raise NotACheckpointError(
             f"{index_file} is not the index of an optimizer checkpoint, since its metadata names no group file under "
             f"'{GROUP_FILE_KEY}'. Is it the index of a model checkpoint?"
         )
@@ -68,7 +71,8 @@ def read_index(index_file: str | Path) -> Index:
     shard_by_id = {as_param_id(key): check_name(name, folder) for key, name in weight_map.items()}
     if len(shard_by_id) < len(weight_map):
         raise CheckpointError(f"{index_file} is damaged: it names a parameter twice. Use another checkpoint.")
-    return Index(index_file, group_file, shard_by_id, *_recorded(metadata.get(FILES_KEY, {}), index_file))
+    checksums, sizes = _recorded(metadata.get(FILES_KEY, {}), index_file)
+    return Index(index_file, group_file, shard_by_id, checksums, sizes, metadata.get(SAVED_BY_KEY))
 
 
 def is_optimizer_index(index_file: Path) -> bool:
@@ -92,7 +96,8 @@ def find_index(checkpoint: str | Path, prefix: str | None = None) -> Path | None
         The index file, or None if ``checkpoint`` is a file that is no index.
 
     Raises:
-        CheckpointError: if there is no such index in the directory, or more than one.
+        NotACheckpointError: if there is no such index in the directory.
+        CheckpointError: if there is more than one.
         MissingFileError: if there is no such directory or file.
     """
     checkpoint = Path(checkpoint)
@@ -108,7 +113,7 @@ def find_index(checkpoint: str | Path, prefix: str | None = None) -> Path | None
         return found[0]
     with_prefix = f" with the prefix {prefix!r}" if prefix else ""
     if not found:
-        raise CheckpointError(
+        raise NotACheckpointError(
             f"{checkpoint} holds no index of an optimizer checkpoint{with_prefix}. Is the path right?"
         )
     names = ", ".join(file.name for file in found)

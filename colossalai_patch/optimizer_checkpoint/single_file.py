@@ -6,7 +6,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.load import load_state_dict
 from colossalai_patch.optimizer_checkpoint.param_groups import is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
@@ -31,17 +31,23 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
         The state dict. All tensors are on the CPU, in memory of their own.
 
     Raises:
-        CheckpointError: if the file is damaged, or no optimizer checkpoint.
+        NotACheckpointError: if the file holds something else.
+        CheckpointError: if the file is damaged.
         OSError: if the file cannot be read.
     """
-    path = Path(path)
+    state_dict = map_optimizer_file(Path(path))
+    copied: dict[str, Any] = copied_value(state_dict)
+    return copied
+
+
+def map_optimizer_file(path: Path) -> dict[str, Any]:
+    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that."""
     is_safetensors = path.suffix == ".safetensors"
     state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
     if not _is_state_dict(state_dict):
-        raise CheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
+        raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)
-    copied: dict[str, Any] = copied_value(state_dict)
-    return copied
+    return state_dict
 
 
 def _is_state_dict(content: Any) -> bool:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import forked
@@ -76,6 +77,13 @@ def test_a_damaged_file_is_found_by_its_checksum(tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
         GeneralCheckpointIO().load_optimizer(make_optimizer(), str(tmp_path))
+
+
+@every_way
+def test_the_index_records_the_release_that_saved(tmp_path, way):
+    save(tmp_path, 1, way)
+    index = json.loads(next(tmp_path.glob("*.index.json")).read_text())
+    assert index["metadata"]["saved_by"] == f"colossalai {version('colossalai')}"
 
 
 def test_no_two_saves_use_the_same_names(tmp_path):

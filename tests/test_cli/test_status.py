@@ -19,7 +19,7 @@ GENERAL = "colossalai.checkpoint_io.general_checkpoint_io"
 def found(monkeypatch):
     """What the command finds: a status that a test fills in, so that ColossalAI need not be imported."""
     found = status.Status([], {"torch": "2.13.0"})
-    monkeypatch.setattr("colossalai_patch.cli.find_status", lambda: found)
+    monkeypatch.setattr("colossalai_patch.cli.status.find_status", lambda: found)
     return found
 
 

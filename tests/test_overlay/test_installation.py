@@ -4,6 +4,7 @@ import json
 
 import pytest
 from environments import PIP_OPTIONS
+from written_checkpoints import make_state_dict, write_sharded
 
 GENERAL = "colossalai.checkpoint_io.general_checkpoint_io"
 SHOW = f"""
@@ -52,6 +53,11 @@ def test_status_says_that_every_module_is_active(environment):
     found = json.loads(environment.output("-m", "colossalai_patch", "status", "--json"))
     assert found["all_active"]
     assert GENERAL in [module["module"] for module in found["modules"]]
+
+
+def test_the_command_line_reads_checkpoints(environment, tmp_path):
+    write_sharded(make_state_dict(), tmp_path / "checkpoint")
+    assert environment.output("-m", "colossalai_patch", "verify", "checkpoint", cwd=tmp_path).startswith("sound: ")
 
 
 def test_a_checkout_in_the_working_directory_does_not_shadow_the_release(environment, checkout):

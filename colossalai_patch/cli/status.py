@@ -1,24 +1,16 @@
-"""The command line. It shows; every decision is made in the modules that it calls."""
-
 import json
 import sys
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from colossalai_patch.cli.command import Command
+from colossalai_patch.cli.showing import open_console, open_table, print_table
 from colossalai_patch.settings import SettingError
 from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
 
 
-@click.group()
-@click.version_option(package_name="colossalai-checkpoint-patch")
-def main() -> None:
-    """Look after the patch to ColossalAI's checkpoint IO."""
-
-
-@main.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(as_json: bool) -> None:
     """Say which modules of ColossalAI are patched, and why not where they are not.
@@ -41,11 +33,11 @@ def status(as_json: bool) -> None:
 
 
 def _show(found: Status) -> None:
-    console = Console()
-    table = Table("module", "state", "reason")
+    console = open_console()
+    table = open_table(console, "module", "state", "reason")
     for module in found.modules:
         colour = {ACTIVE: "green", FAILED: "red"}.get(module.state, "yellow")
         table.add_row(module.module, Text(module.state, colour), Text(module.reason))
-    console.print(table)
+    print_table(table, console)
     for name, version in found.versions.items():
         console.print(Text(f"{name} {version}"))

@@ -1,0 +1,34 @@
+"""What the commands have in common: how they end in an error, and how they are told of a checkpoint."""
+
+from typing import Any
+
+import click
+
+DEBUG = "debug"
+
+
+class Trouble(click.ClickException):
+    """Why a command cannot do what it is for; the exit code is 2, since 1 is an answer of some commands."""
+
+    exit_code = 2
+
+
+class Command(click.Command):
+    """A command whose errors are one line on stderr; ``--debug`` shows the traceback instead."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params.append(click.Option([f"--{DEBUG}"], is_flag=True, help="Show the traceback of an error."))
+
+    def invoke(self, context: click.Context) -> Any:
+        if context.params.pop(DEBUG):
+            return super().invoke(context)
+        try:
+            return super().invoke(context)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except Exception as error:
+            raise Trouble(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+prefix_option = click.option("--prefix", help="The prefix that the checkpoint was saved with.")

@@ -1,0 +1,66 @@
+"""How things are shown: tables and colours on a terminal, plain lines in a pipe."""
+
+import sys
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+WIDTH_OF_A_PIPE = 1000
+MOST_LINES = 20
+
+
+def open_console() -> Console:
+    """A console on stdout, which never folds the lines of a pipe."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE, highlight=False)
+
+
+def open_table(console: Console, *columns: str) -> Table:
+    return Table(*columns, box=box.SIMPLE if console.is_terminal else None, show_edge=False)
+
+
+def print_table(table: Table, console: Console) -> None:
+    console.print()
+    console.print(table)
+
+
+class ProgressBar:
+    """Bytes that were read, with rate and time left: on stderr, if that is a terminal."""
+
+    def __init__(self, title: str) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=None)
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, total: int) -> None:
+        self._progress.update(self._task, total=total)
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._task, count)
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The first lines of a long list, and how many more there are."""
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more"]

@@ -1,0 +1,229 @@
+"""The commands on real checkpoints: what they print, and their exit codes."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from environments import CHECKOUT
+from written_checkpoints import changed, make_state_dict, write_sharded
+
+from colossalai_patch.cli import main
+
+COMMANDS = sorted(main.commands)
+
+
+def lines_of(text):
+    return [line.strip() for line in text.splitlines()]
+
+
+def examples_of(command):
+    """The command lines in the help of a command, and how many times it says 'Example'."""
+    return re.findall(r"^\s+colossalai-patch (.*)$", main.commands[command].help, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "status"])
+def test_every_example_of_the_help_runs(run, command):
+    examples = examples_of(command)
+    assert examples
+    for example in examples:
+        result = run(*shlex.split(example))
+        assert result.exit_code == (1 if command == "diff" else 0), result.output
+
+
+def test_the_commands_in_the_readme_run(run):
+    lines = re.findall(r"^colossalai-patch (.*?)(?:\s+#.*)?$", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
+    commands = [shlex.split(line) for line in lines if not line.startswith("status")]
+    assert {command[0] for command in commands} == {"inspect", "verify", "diff", "convert"}
+    for command in commands:
+        result = run(*command)
+        assert result.exit_code == (1 if command[0] == "diff" else 0), result.output
+
+
+def test_inspect_shows_groups_states_steps_and_files(run):
+    lines = lines_of(run("inspect", "checkpoint").stdout)
+    assert "steps: 3" in lines
+    assert "parameters: 4 with state, 1 without" in lines
+    assert any(re.match(r"0 +2 +0\.1 +\[0\.9, 0\.999\] +0\.02", line) for line in lines)
+    assert any(re.match(r"exp_avg +float32 +4", line) for line in lines)
+    assert any(line.startswith("pytorch_optim-00001.bin") for line in lines)
+
+
+def test_inspect_warns_where_steps_differ(run):
+    lines = lines_of(run("inspect", "later").stdout)
+    assert "warning: the steps of the parameters differ: 3 to 4" in lines
+
+
+def test_inspect_has_one_line_per_parameter_if_asked(run):
+    lines = lines_of(run("inspect", "checkpoint", "--params").stdout)
+    assert any(re.match(r"0 +0 +step float32\[\], exp_avg float32\[4, 3\]", line) for line in lines)
+    assert any(re.match(r"4 +1 +none", line) for line in lines)
+
+
+def test_inspect_says_the_same_in_json(run):
+    found = json.loads(run("inspect", "optimizer.pt", "--json", "--params").stdout)
+    assert (found["form"], found["with_state"], found["steps"], len(found["params"])) == ("one file", 4, [3, 3], 5)
+    assert "params" not in json.loads(run("inspect", "optimizer.pt", "--json").stdout)
+
+
+def test_an_index_file_stands_for_its_directory(run):
+    assert run("inspect", "checkpoint/pytorch_optim.bin.index.json").stdout == run("inspect", "checkpoint").stdout
+
+
+def test_a_prefix_chooses_the_checkpoint(run):
+    write_sharded(make_state_dict(steps=5), "checkpoint", prefix="other")
+    assert "steps: 5" in lines_of(run("inspect", "checkpoint", "--prefix", "other").stdout)
+    result = run("inspect", "checkpoint")
+    assert result.exit_code == 2
+    assert "several optimizer checkpoints" in result.stderr
+
+
+def test_verify_says_first_that_a_checkpoint_is_sound(run):
+    result = run("verify", "checkpoint")
+    assert result.exit_code == 0
+    assert lines_of(result.stdout)[0].startswith("sound: ")
+
+
+def test_verify_says_first_that_a_checkpoint_is_not_sound_and_then_why(run):
+    Path("checkpoint/pytorch_optim-00001.bin").unlink()
+    result = run("verify", "checkpoint")
+    assert result.exit_code == 1
+    first, _, problem = lines_of(result.stdout)
+    assert first.startswith("not sound: ")
+    assert problem.startswith("checkpoint/pytorch_optim-00001.bin is missing")
+
+
+def test_verify_says_what_is_not_a_checkpoint(run, tmp_path):
+    Path("empty").mkdir()
+    result = run("verify", "empty")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: not a checkpoint: empty holds no index")
+    assert result.stdout == ""
+
+
+def test_verify_counts_what_is_not_finite_if_asked(run):
+    def spoil(state_dict):
+        state_dict["state"][0]["exp_avg"][0, 0] = torch.nan
+
+    write_sharded(changed(make_state_dict(), spoil), "spoiled")
+    assert run("verify", "spoiled").exit_code == 0
+    result = run("verify", "spoiled", "--values")
+    assert result.exit_code == 1
+    assert any(re.match(r"exp_avg +1 +0 +1", line) for line in lines_of(result.stdout))
+
+
+def test_diff_of_equals_exits_with_zero(run):
+    result = run("diff", "checkpoint", "optimizer.pt")
+    assert result.exit_code == 0
+    assert lines_of(result.stdout)[0] == "equal"
+
+
+def test_diff_shows_the_largest_differences_and_exits_with_one(run):
+    result = run("diff", "checkpoint", "later")
+    assert result.exit_code == 1
+    lines = lines_of(result.stdout)
+    assert lines[:2] == ["different", "parameters with equal states: 3"]
+    assert any(re.match(r"step +1 +1 +0\.25", line) for line in lines)
+    assert any(re.match(r"exp_avg +1 +1 ", line) for line in lines)
+
+
+def test_diff_with_something_else_exits_with_two(run):
+    assert run("diff", "checkpoint", "missing").exit_code == 2
+
+
+def test_convert_overwrites_nothing_unless_forced(run):
+    before = Path("optimizer.pt").stat()
+    result = run("convert", "later", "optimizer.pt")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("optimizer.pt is there already. --force replaces it.\n")
+    assert Path("optimizer.pt").stat() == before
+    assert run("convert", "later", "optimizer.pt", "--force").exit_code == 0
+    assert run("diff", "later", "optimizer.pt").exit_code == 0
+
+
+def test_convert_keeps_the_checkpoint_of_a_directory_unless_forced(run):
+    assert run("convert", "later", "checkpoint").exit_code == 2
+    assert run("diff", "optimizer.pt", "checkpoint").exit_code == 0
+    assert run("convert", "later", "checkpoint", "--force").exit_code == 0
+    assert run("diff", "later", "checkpoint").exit_code == 0
+
+
+def test_convert_from_and_to_native(run):
+    assert run("convert", "--from-native", "optimizer.pt", "shards", "--format", "safetensors").exit_code == 0
+    assert run("convert", "shards", "--to-native", "again.native").exit_code == 0
+    assert torch.load("again.native", weights_only=True).keys() == {"state", "param_groups"}
+    assert run("diff", "optimizer.pt", "again.native").exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["2", "0GB", "GB", "2 elephants", "-1MB"])
+def test_a_wrong_size_is_told(run, text):
+    result = run("convert", "checkpoint", "other", "--shard-size", text)
+    assert result.exit_code == 2
+    assert "is no size, such as 500MB, 2GB or 1.5GiB" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1B", 1), ("2GB", 2 * 10**9), ("1.5gib", 3 * 2**29), ("500 MB", 5 * 10**8), ("1KiB", 1024)]
+)
+def test_sizes_are_decimal_or_binary_by_their_unit(text, size):
+    option = next(param for param in main.commands["convert"].params if param.name == "shard_size")
+    assert option.type.convert(text, option, click.Context(main)) == size
+
+
+@pytest.mark.parametrize(
+    "arguments", [["checkpoint"], ["a", "b", "c"], ["checkpoint", "one.bin", "--shard-size", "1GB"]]
+)
+def test_convert_refuses_what_makes_no_sense(run, arguments):
+    assert run("convert", *arguments).exit_code == 2
+
+
+def test_an_error_is_one_line_and_debug_shows_its_traceback(run):
+    result = run("inspect", "missing")
+    assert result.exit_code == 2
+    assert result.stderr == "Error: missing is neither a directory nor a file. Is the path right?\n"
+    assert run("inspect", "missing", "--debug").exc_info[0].__name__ == "MissingFileError"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_piped_output_is_plain(run, command):
+    result = run(command, "checkpoint", "--prefix", "")
+    assert result.output.isascii()
+    assert "\x1b" not in result.output
+
+
+def test_verify_shows_its_progress_on_a_terminal_only(run):
+    assert run("verify", "checkpoint").stderr == ""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "colossalai_patch", "verify", "checkpoint", "--values"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | {"TERM": "xterm"})
+    assert process.communicate()[0].startswith(b"sound: ")
+    assert b"verifying" in os.read(controller, 2**16)
+
+
+def test_the_shell_completes_commands(run):
+    assert "_COLOSSALAI_PATCH_COMPLETE=bash_complete" in run(_COLOSSALAI_PATCH_COMPLETE="bash_source").output
+
+
+def test_help_imports_neither_torch_nor_colossalai():
+    code = (
+        "import sys; from colossalai_patch.cli import main; main(['--help'], standalone_mode=False); "
+        "print([name for name in ('torch', 'colossalai') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_inspecting_does_not_import_colossalai(run):
+    code = (
+        "import sys; from colossalai_patch.cli import main; main(['inspect', 'checkpoint'], standalone_mode=False); "
+        "print('colossalai' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.commit import DirectoryTarget, FileTarget
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.ranks import Ranks, first_error
@@ -110,7 +110,7 @@ class Save:
 
         def start() -> Callable[[], FileRecord]:
             write()
-            return lambda: check_file(Path(path))
+            return lambda: finish_file(Path(path))
 
         self._write(path, start)
 

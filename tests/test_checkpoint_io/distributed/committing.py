@@ -4,7 +4,7 @@ import errno
 import os
 
 import torch.distributed as dist
-from checking import main, on_rank_0
+from checking import main, of_each, on_rank_0
 from checkpoints import in_order
 from comparison import assert_same
 from safetensors.torch import load_file
@@ -113,11 +113,5 @@ def checks_of(topology, folder):
         yield check(name, a_save_that_fails_on_one_rank_is_told_by_all_and_changes_nothing, use_async)
 
 
-def checks(folder, *topologies):
-    for topology in topologies:
-        on_rank_0((folder / topology).mkdir)
-        yield from checks_of(topology, folder / topology)
-
-
 if __name__ == "__main__":
-    main(checks)
+    main(of_each(checks_of))

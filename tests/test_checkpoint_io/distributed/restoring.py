@@ -4,7 +4,7 @@ import functools
 
 import torch
 import torch.distributed as dist
-from checking import copy_for_this_rank, groups_in, keep, main, on_rank_0, states_in, together, write
+from checking import copy_for_this_rank, groups_in, keep, main, of_each, on_rank_0, states_in, together, write
 from checkpoints import INDEX_FILE, group_file_of, in_order
 from comparison import assert_same, assert_same_optimizer, assert_same_parameters
 from topologies import boosted
@@ -134,11 +134,5 @@ def checks_of(topology, folder):
         yield check(f"rank 1: {spoil.__name__}", refuses, source, spoilt)
 
 
-def checks(folder, *topologies):
-    for topology in topologies:
-        on_rank_0((folder / topology).mkdir)
-        yield from checks_of(topology, folder / topology)
-
-
 if __name__ == "__main__":
-    main(checks)
+    main(of_each(checks_of))

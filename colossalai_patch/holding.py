@@ -6,19 +6,16 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from colossalai_patch.agreement import on_all_ranks_or_none
 from colossalai_patch.optimizer_checkpoint import (
     CheckpointError,
     ParamGroups,
     ParamId,
     State,
-    find_index,
     load_state_dict,
     load_streamed,
     open_checkpoint,
     read_optimizer_file,
     take_states,
-    unchanged_on_failure,
 )
 from colossalai_patch.slicing import Part, take_part
 
@@ -61,49 +58,34 @@ class Holding:
         return None if part is None else take_part(part, state)
 
 
-def find_checkpoint(checkpoint: str | Path, prefix: str | None) -> str:
-    """The index of a checkpoint in a directory, or the path that is given if it is that of a file.
-
-    Every rank calls it, and it fails on all or on none.
-
-    Raises:
-        CheckpointError: as ``find_index``, here or on another rank.
-    """
-    with on_all_ranks_or_none():
-        return str(find_index(checkpoint, prefix) or checkpoint)
-
-
 def load_held_checkpoint(
     optimizer: Optimizer, holding: Holding, index_file: str | Path, low_cpu_mem_mode: bool, num_threads: int
 ) -> None:
     """Load this rank's part of a checkpoint, given its index, as ``load_optimizer_checkpoint`` loads a whole one.
 
-    Every rank calls it. Of each shard, a rank reads the parts that it keeps. If it fails on one rank it fails on all,
-    and every optimizer is as it was.
+    Of each shard, a rank reads the parts that it keeps.
 
     Raises:
-        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        CheckpointError: if the checkpoint is not sound, or does not fit.
         OSError: if a file cannot be read.
     """
-    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
-        checkpoint = open_checkpoint(index_file)
-        groups = holding.groups(checkpoint.param_groups)
-        states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
-        load_streamed(optimizer, groups, states, index_file)
+    checkpoint = open_checkpoint(index_file)
+    groups = holding.groups(checkpoint.param_groups)
+    states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
+    load_streamed(optimizer, groups, states, index_file)
 
 
 def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
-    """Load this rank's part of a checkpoint in one file; every rank calls it, and it fails on all or on none.
+    """Load this rank's part of a checkpoint in one file.
 
     Raises:
-        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        CheckpointError: if the checkpoint is not sound, or does not fit.
         OSError: if the file cannot be read.
     """
-    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
-        state_dict = read_optimizer_file(path)
-        groups = holding.groups(state_dict["param_groups"])
-        states = take_states(state_dict["state"], holding.take)
-        load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
+    state_dict = read_optimizer_file(path)
+    groups = holding.groups(state_dict["param_groups"])
+    states = take_states(state_dict["state"], holding.take)
+    load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

@@ -1,6 +1,6 @@
 """Loading the optimizer of a rank that holds a part of the parameters, or parts of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,26 +36,35 @@ class Holding:
         """The saved groups with the ids of this rank's parameters alone.
 
         Raises:
-            CheckpointError: if the saved groups differ from the recorded ones in number, or hold other ids.
+            CheckpointError: as ``check_groups``.
         """
-        if len(saved) != len(self.group_ids):
-            raise CheckpointError(
-                f"The checkpoint has {len(saved)} parameter groups, and the optimizer has {len(self.group_ids)}. "
-                "Make the optimizer with the groups that it was saved with."
-            )
-        for position, (group, ids) in enumerate(zip(saved, self.group_ids, strict=True)):
-            if list(group["params"]) != list(ids):
-                raise CheckpointError(
-                    f"Parameter group {position} of the checkpoint holds {_ids(group['params'])}, and that of the "
-                    f"optimizer {_ids(ids)}. Make the optimizer with the groups that it was saved with; frozen "
-                    "parameters have ids in the checkpoints of all plugins but LowLevelZeroPlugin."
-                )
+        check_groups(saved, self.group_ids)
         return [group | {"params": [key for key in group["params"] if key in self.parts]} for group in saved]
 
     def take(self, param_id: ParamId, state: State) -> State | None:
         """What to keep of a state, copied; None if it is none of this rank's parameters."""
         part = self.parts.get(param_id)
         return None if part is None else take_part(part, state)
+
+
+def check_groups(saved: ParamGroups, group_ids: Sequence[Iterable[int]]) -> None:
+    """Make sure that saved groups are those that a plugin recorded.
+
+    Raises:
+        CheckpointError: if they differ in number, or hold other ids.
+    """
+    if len(saved) != len(group_ids):
+        raise CheckpointError(
+            f"The checkpoint has {len(saved)} parameter groups, and the optimizer has {len(group_ids)}. "
+            "Make the optimizer with the groups that it was saved with."
+        )
+    for position, (group, ids) in enumerate(zip(saved, group_ids, strict=True)):
+        if group["params"] != list(ids):
+            raise CheckpointError(
+                f"Parameter group {position} of the checkpoint holds {_ids(group['params'])}, and that of the "
+                f"optimizer {_ids(list(ids))}. Make the optimizer with the groups that it was saved with; frozen "
+                "parameters have ids in the checkpoints of all plugins but LowLevelZeroPlugin."
+            )
 
 
 def load_held_checkpoint(

@@ -11,6 +11,7 @@ from processes import outcomes
 SCRIPTS = Path(__file__).parent / "distributed"
 
 TWO_RANKS = [
+    "ddp",
     "zero1",
     "zero2",
     "zero1-offload",
@@ -26,6 +27,8 @@ TWO_RANKS = [
     "gemini",
     "gemini-gpt2",
     "gemini-without-master",
+    "fsdp",
+    "fsdp-units",
 ]
 FOUR_RANKS = [
     "zero1-extra-dp2",
@@ -37,10 +40,14 @@ FOUR_RANKS = [
 ZERO = ("zero1", "hybrid-dp2-zero1")
 GATHERED = (*ZERO, "hybrid-tp2")
 PAIRED = ("ddp", "zero1", "hybrid-tp2")
-EXCHANGED = ("zero1", "hybrid-dp2-zero1", "hybrid-tp2", "moe-ep2-zero1", "gemini")
+EXCHANGED = ("ddp", "zero1", "hybrid-dp2-zero1", "hybrid-tp2", "moe-ep2-zero1", "gemini", "fsdp")
 
-every_topology = pytest.mark.parametrize("topology", TWO_RANKS + FOUR_RANKS)
-every_topology_and_fsdp = pytest.mark.parametrize("topology", [*TWO_RANKS, *FOUR_RANKS, "fsdp"])
+TOPOLOGIES = TWO_RANKS + FOUR_RANKS
+OF_TWO_GROUPS = [topology for topology in TOPOLOGIES if not topology.startswith("fsdp")]
+
+every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
+# With "fsdp", one tensor holds all parameters.
+every_topology_that_can_lack_states = pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t != "fsdp"])
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def restoring(tmp_path_factory):
         folder = tmp_path_factory.mktemp("restoring")
         return outcomes(SCRIPTS / "restoring.py", folder, *topologies, processes=processes)
 
-    return of(2, *TWO_RANKS, "fsdp") | of(4, *FOUR_RANKS)
+    return of(2, *TWO_RANKS) | of(4, *FOUR_RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +77,12 @@ def assert_passed(found, name):
     assert not any(found[name]["errors"]), found[name]["errors"]
 
 
-@every_topology_and_fsdp
+@every_topology
 def test_a_checkpoint_restores_what_was_saved(restoring, topology):
     assert_passed(restoring, f"{topology}: restores what was saved")
 
 
-@every_topology_and_fsdp
+@every_topology
 def test_an_empty_checkpoint_clears_a_trained_optimizer(restoring, topology):
     assert_passed(restoring, f"{topology}: empty")
 
@@ -85,7 +92,7 @@ def test_restoring_into_a_trained_optimizer_equals_restoring_into_a_fresh_one(re
     assert_passed(restoring, f"{topology}: trained equals fresh")
 
 
-@every_topology
+@every_topology_that_can_lack_states
 def test_states_that_a_checkpoint_lacks_do_not_stay(restoring, topology):
     assert_passed(restoring, f"{topology}: lacking states")
 
@@ -95,20 +102,38 @@ def test_an_empty_unsharded_checkpoint_clears_a_trained_optimizer(restoring, top
     assert_passed(restoring, f"{topology}: unsharded, empty")
 
 
-@every_topology
+@every_topology_that_can_lack_states
 def test_states_that_an_unsharded_checkpoint_lacks_do_not_stay(restoring, topology):
     assert_passed(restoring, f"{topology}: unsharded, lacking states")
 
 
+@pytest.mark.parametrize("kind", ["lacking states", "unsharded, lacking states"])
+def test_states_of_some_of_the_parameters_that_fsdp_makes_one_are_refused(restoring, kind):
+    assert_passed(restoring, f"fsdp: {kind}")
+
+
 @every_topology
-@pytest.mark.parametrize("spoilt", ["with_one_group_less", "with_a_parameter_in_another_group"])
+@pytest.mark.parametrize("spoilt", ["with_one_group_less", "with_one_parameter_less"])
 def test_groups_that_do_not_fit_are_refused_before_anything_changes(restoring, topology, spoilt):
     assert_passed(restoring, f"{topology}: {spoilt}")
 
 
+@pytest.mark.parametrize("topology", OF_TWO_GROUPS)
+def test_a_parameter_in_another_group_is_refused_before_anything_changes(restoring, topology):
+    assert_passed(restoring, f"{topology}: with_a_parameter_in_another_group")
+
+
 @every_topology
 @pytest.mark.parametrize(
-    "spoilt", ["the optimizer refuses", "truncate_a_shard", "drop_a_group", "spoil_the_index", "remove_the_index"]
+    "spoilt",
+    [
+        "the optimizer refuses",
+        "truncate_a_shard",
+        "truncate_the_file",
+        "drop_a_group",
+        "spoil_the_index",
+        "remove_the_index",
+    ],
 )
 def test_what_fails_on_one_rank_fails_on_all_and_changes_none(restoring, topology, spoilt):
     name = f"{topology}: rank 1: {spoilt}"

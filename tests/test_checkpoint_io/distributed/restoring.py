@@ -11,7 +11,7 @@ from topologies import boosted
 
 
 def restored(run, checkpoint, model):
-    run.booster.load_model(run.model, str(model), strict=False)  # Gemini knows no tied weights
+    run.load_model(model)
     run.load(checkpoint)
 
 
@@ -68,6 +68,11 @@ def with_one_group_less(groups):
     return groups[:-1]
 
 
+def with_one_parameter_less(groups):
+    *others, last = groups
+    return [*others, last | {"params": last["params"][:-1]}]
+
+
 def with_a_parameter_in_another_group(groups):
     *head, last = (group["params"] for group in groups)
     moved = [*head[:-1], [*head[-1], last[0]], last[1:]]
@@ -77,6 +82,11 @@ def with_a_parameter_in_another_group(groups):
 def truncate_a_shard(folder):
     shard = max(folder.glob("pytorch_optim-*.bin"), key=lambda path: path.stat().st_size)
     shard.write_bytes(shard.read_bytes()[:-1000])
+
+
+def truncate_the_file(folder):
+    file = folder / "optimizer.bin"
+    file.write_bytes(file.read_bytes()[:-1000])
 
 
 def drop_a_group(folder):
@@ -98,10 +108,13 @@ def checks_of(topology, folder):
     source.save(checkpoint)
     saved = source.snapshot()
     groups, states = groups_in(checkpoint), states_in(checkpoint)
-    some = {param_id: state for position, (param_id, state) in enumerate(states.items()) if position % 2}
+    wanted = range(12) if topology == "fsdp-units" else range(1, 1000, 2)
+    some = {param_id: state for param_id, state in states.items() if param_id in wanted}
     on_rank_0(write, folder / "whole", groups, states)
     on_rank_0(write, folder / "lacking", groups, some)
     on_rank_0(write, folder / "empty", groups, {})
+    on_rank_0((folder / "unsharded").mkdir)
+    on_rank_0(torch.save, {"state": states, "param_groups": groups}, folder / "unsharded/optimizer.bin")
     on_rank_0(torch.save, {"state": some, "param_groups": groups}, folder / "lacking.bin")
     on_rank_0(torch.save, {"state": {}, "param_groups": groups}, folder / "empty.bin")
     source.train(1, seed=2)
@@ -114,15 +127,19 @@ def checks_of(topology, folder):
 
     yield check("restores what was saved", restores_what_was_saved, source, checkpoint, saved)
     yield check("empty", holds_no_state, source, folder / "empty")
-    if topology == "fsdp":  # its stock loader replaces and checks no more; its models cannot be saved on CPU
-        return
-    source.booster.save_model(source.model, str(model), shard=True)
-    dist.barrier()
+    source.save_model(model)
     yield check("trained equals fresh", trained_equals_fresh, topology, source, checkpoint, model)
-    yield check("lacking states", trained_equals_fresh, topology, source, folder / "lacking", model)
+    if topology == "fsdp":  # one tensor for all parameters has a state or has none
+        yield check("lacking states", refuses, source, folder / "lacking")
+        yield check("unsharded, lacking states", refuses, source, folder / "lacking.bin")
+    else:
+        yield check("lacking states", trained_equals_fresh, topology, source, folder / "lacking", model)
+        lacking = folder / "lacking.bin"
+        yield check("unsharded, lacking states", trained_equals_fresh, topology, source, lacking, model)
     yield check("unsharded, empty", holds_no_state, source, folder / "empty.bin")
-    yield check("unsharded, lacking states", trained_equals_fresh, topology, source, folder / "lacking.bin", model)
-    for spoil in (with_one_group_less, with_a_parameter_in_another_group):
+    for spoil in (with_one_group_less, with_one_parameter_less, with_a_parameter_in_another_group):
+        if len(groups) == 1 and spoil is with_a_parameter_in_another_group:
+            continue
         spoilt = folder / spoil.__name__
         on_rank_0(write, spoilt, spoil(groups), states)
         yield check(spoil.__name__, refuses, source, spoilt)
@@ -132,6 +149,10 @@ def checks_of(topology, folder):
         if dist.get_rank() == 1:
             spoil(spoilt)
         yield check(f"rank 1: {spoil.__name__}", refuses, source, spoilt)
+    spoilt = copy_for_this_rank(folder / "unsharded", truncate_the_file.__name__)
+    if dist.get_rank() == 1:
+        truncate_the_file(spoilt)
+    yield check("rank 1: truncate_the_file", refuses, source, spoilt / "optimizer.bin")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tiny models, boosted by every plugin in every topology that runs on CPU processes."""
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from colossalai.booster.plugin import (
     TorchFSDPPlugin,
 )
 from cpu_accelerator import GeminiAdamW
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 SIZES = {
     "vocab_size": 256,
@@ -73,6 +76,12 @@ def gemini(**options):
     return GeminiPlugin(precision="bf16", enable_async_reduce=False, **sizes, **options)
 
 
+def fsdp_in_units():
+    """Units of their own for the decoder layers: beside the 3 other parameters, 9 of each layer."""
+    wrap = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+    return TorchFSDPPlugin(auto_wrap_policy=wrap)
+
+
 TOPOLOGIES = {
     "ddp": (llama, TorchDDPPlugin),
     "zero1": (llama, lambda: zero(1)),
@@ -96,6 +105,7 @@ TOPOLOGIES = {
     "gemini-gpt2": (gpt2, gemini),
     "gemini-without-master": (llama, lambda: gemini(master_weights=False)),
     "fsdp": (llama, TorchFSDPPlugin),
+    "fsdp-units": (llama, fsdp_in_units),
 }
 
 
@@ -121,6 +131,23 @@ class Run:
         """Save the optimizer in several shards; stock returns on each rank when that rank has done its part."""
         self.booster.save_optimizer(self.optimizer, str(folder), shard=True, size_per_shard=0.02)
         dist.barrier()
+
+    def save_model(self, folder):
+        """Save the model; each rank its own part under FSDP, which cannot gather a model on CPU."""
+        if isinstance(self.booster.plugin, TorchFSDPPlugin):
+            torch.save([param.detach() for param in self.parameters()], f"{folder}-of-rank-{dist.get_rank()}")
+        else:
+            self.booster.save_model(self.model, str(folder), shard=True)
+        dist.barrier()
+
+    @torch.no_grad()
+    def load_model(self, folder):
+        if isinstance(self.booster.plugin, TorchFSDPPlugin):
+            saved = torch.load(f"{folder}-of-rank-{dist.get_rank()}", weights_only=True)
+            for param, values in zip(self.parameters(), saved, strict=True):
+                param.copy_(values)
+        else:
+            self.booster.load_model(self.model, str(folder), strict=False)  # Gemini knows no tied weights
 
     def load(self, checkpoint):
         self.booster.load_optimizer(self.optimizer, str(checkpoint))

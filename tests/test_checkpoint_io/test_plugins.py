@@ -39,6 +39,8 @@ FOUR_RANKS = [
 ]
 ZERO = ("zero1", "hybrid-dp2-zero1")
 GATHERED = (*ZERO, "hybrid-tp2")
+PADDED = ("hybrid-tp2", "hybrid-tp2-gpt2", "hybrid-tp2-bf16", "hybrid-tp2-dp2-zero1", "moe-tp2")
+UNSHARDED_MOE = ("moe-ep2-zero1", "moe-tp2", "moe-ep2-dp4-zero1", "moe-ep2-pp2-zero1", "moe-ep2-tp2-zero1")
 PAIRED = ("ddp", "zero1", "hybrid-tp2")
 EXCHANGED = ("ddp", "zero1", "hybrid-dp2-zero1", "hybrid-tp2", "moe-ep2-zero1", "gemini", "fsdp")
 
@@ -151,12 +153,12 @@ def test_a_parameter_without_state_is_left_out(saving, topology):
     assert_passed(saving, f"{topology}: a parameter without state")
 
 
-@pytest.mark.parametrize("topology", GATHERED)
+@pytest.mark.parametrize("topology", [*GATHERED, "moe-ep2-zero1"])
 def test_scalars_of_any_name_are_saved_whole(saving, topology):
     assert_passed(saving, f"{topology}: scalars")
 
 
-@pytest.mark.parametrize("topology", ["hybrid-tp2", "hybrid-tp2-gpt2", "hybrid-tp2-bf16", "hybrid-tp2-dp2-zero1"])
+@pytest.mark.parametrize("topology", PADDED)
 def test_padded_vocabularies_are_saved_and_loaded_under_tensor_parallelism(saving, topology):
     assert_passed(saving, f"{topology}: a padded vocabulary")
 
@@ -167,6 +169,11 @@ def test_a_rank_that_holds_nothing_but_padding_gets_zeros(saving):
 
 def test_experts_whose_size_does_not_divide_are_restored(saving):
     assert_passed(saving, "moe-ep2-dp4-zero1: experts of odd sizes")
+
+
+@pytest.mark.parametrize("topology", UNSHARDED_MOE)
+def test_experts_are_saved_in_one_file_as_they_are_in_shards(saving, topology):
+    assert_passed(saving, f"{topology}: unsharded")
 
 
 @pytest.mark.parametrize("topology", GATHERED)

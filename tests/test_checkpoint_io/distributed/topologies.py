@@ -66,8 +66,8 @@ def hybrid(plugin=HybridParallelPlugin, tp=1, pp=1, precision="fp32", **options)
     return plugin(tp_size=tp, pp_size=pp, precision=precision, initial_scale=1, **microbatches, **options)
 
 
-def moe():
-    return hybrid(MoeHybridParallelPlugin, precision="bf16", ep_size=2, zero_stage=1)
+def moe(ep=2, zero_stage=1, **options):
+    return hybrid(MoeHybridParallelPlugin, precision="bf16", ep_size=ep, zero_stage=zero_stage, **options)
 
 
 def gemini(**options):
@@ -101,6 +101,9 @@ TOPOLOGIES = {
     "hybrid-pp2-dp2-zero1": (llama, lambda: hybrid(pp=2, precision="bf16", zero_stage=1)),
     "moe-ep2-zero1": (mixtral, moe),
     "moe-ep2-dp4-zero1": (mixtral, moe),
+    "moe-ep2-tp2-zero1": (mixtral, lambda: moe(tp=2)),
+    "moe-ep2-pp2-zero1": (mixtral, lambda: moe(pp=2)),
+    "moe-tp2": (mixtral, lambda: moe(ep=1, zero_stage=0, tp=2)),
     "gemini": (llama, gemini),
     "gemini-gpt2": (gpt2, gemini),
     "gemini-without-master": (llama, lambda: gemini(master_weights=False)),

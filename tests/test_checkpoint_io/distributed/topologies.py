@@ -76,8 +76,8 @@ def gemini(**options):
     return GeminiPlugin(precision="bf16", enable_async_reduce=False, **sizes, **options)
 
 
-def fsdp_in_units():
-    """Units of their own for the decoder layers: beside the 3 other parameters, 9 of each layer."""
+def fsdp():
+    """A unit for each decoder layer, and one for the rest, which holds the first three parameters by their ids."""
     wrap = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
     return TorchFSDPPlugin(auto_wrap_policy=wrap)
 
@@ -107,8 +107,7 @@ TOPOLOGIES = {
     "gemini": (llama, gemini),
     "gemini-gpt2": (gpt2, gemini),
     "gemini-without-master": (llama, lambda: gemini(master_weights=False)),
-    "fsdp": (llama, TorchFSDPPlugin),
-    "fsdp-units": (llama, fsdp_in_units),
+    "fsdp": (llama, fsdp),
 }
 
 

@@ -31,4 +31,5 @@ class Command(click.Command):
             raise Trouble(" ".join(str(error).split()) or type(error).__name__) from error
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 prefix_option = click.option("--prefix", help="The prefix that the checkpoint was saved with.")

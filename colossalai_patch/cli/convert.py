@@ -3,6 +3,7 @@ import re
 import click
 
 from colossalai_patch.cli.command import Command, Trouble, prefix_option
+from colossalai_patch.cli.showing import ProgressBar
 
 SUFFIXES_OF_A_FILE = (".bin", ".pt", ".pth", ".safetensors")
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -62,5 +63,6 @@ def convert(
     replaced = destination.target.replaced()
     if replaced and not force:
         raise Trouble(f"{replaced[0]} is there already. --force replaces it.")
-    conversion.convert(source, destination)
+    with ProgressBar() as progress:
+        conversion.convert(source, destination, progress)
     click.echo(f"{source.path} is converted to {ends[1]}")

@@ -5,8 +5,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from colossalai_patch.cli.command import Command, prefix_option
-from colossalai_patch.cli.showing import open_console, open_table, print_table, shortened
+from colossalai_patch.cli.command import Command, json_option, prefix_option
+from colossalai_patch.cli.showing import ProgressBar, open_console, open_table, print_json, print_table, shortened
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.comparison import Comparison
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.argument("first", type=click.Path())
 @click.argument("second", type=click.Path())
 @prefix_option
-def diff(first: str, second: str, prefix: str | None) -> None:
+@json_option
+def diff(first: str, second: str, prefix: str | None, as_json: bool) -> None:
     """Say how the checkpoint SECOND differs from FIRST, in whatever format each is.
 
     The exit code is 0 when they are equal, 1 when they differ, and 2 when that cannot be told.
@@ -28,8 +29,12 @@ def diff(first: str, second: str, prefix: str | None) -> None:
     from colossalai_patch.optimizer_checkpoint.comparison import compare
     from colossalai_patch.optimizer_checkpoint.source import open_source
 
-    found = compare(open_source(first, prefix), open_source(second, prefix))
-    _show(found, open_console())
+    with ProgressBar() as progress:
+        found = compare(open_source(first, prefix), open_source(second, prefix), progress)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _show(found, open_console())
     sys.exit(0 if found.equal else 1)
 
 

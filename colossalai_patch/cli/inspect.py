@@ -1,4 +1,3 @@
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -6,8 +5,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from colossalai_patch.cli.command import Command, prefix_option
-from colossalai_patch.cli.showing import open_console, open_table, print_table
+from colossalai_patch.cli.command import Command, json_option, prefix_option
+from colossalai_patch.cli.showing import open_console, open_table, print_json, print_table
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.summary import Summary
@@ -19,7 +18,7 @@ SHOWN_OPTIONS = ("lr", "betas", "momentum", "weight_decay")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
 @click.option("--params", "with_params", is_flag=True, help="Add one line per parameter.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: bool) -> None:
     """Say what is in CHECKPOINT: a directory, an index file, or the file of an unsharded checkpoint.
 
@@ -33,7 +32,7 @@ def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: boo
     summary = summarize(open_source(checkpoint, prefix))
     if as_json:
         params = {"params": summary.params_as_json()} if with_params else {}
-        click.echo(json.dumps(summary.as_json() | params, indent=2, default=str))
+        print_json(summary.as_json() | params)
         return
     console = open_console()
     _show(summary, console)

@@ -1,8 +1,12 @@
 """How things are shown: tables and colours on a terminal, plain lines in a pipe."""
 
+import json
+import math
 import sys
 from types import TracebackType
+from typing import Any
 
+import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -26,10 +30,23 @@ def print_table(table: Table, console: Console) -> None:
     console.print(table)
 
 
-class ProgressBar:
-    """Bytes that were read, with rate and time left: on stderr, if that is a terminal."""
+def print_json(content: Any) -> None:
+    """Print a JSON object; what JSON has no word for, such as infinity, becomes text."""
+    click.echo(json.dumps(_finite(content), indent=2, default=str))
 
-    def __init__(self, title: str) -> None:
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return str(content) if isinstance(content, float) and not math.isfinite(content) else content
+
+
+class ProgressBar:
+    """Bytes that are done, with rate and time left: on stderr, if that is a terminal."""
+
+    def __init__(self) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -41,7 +58,7 @@ class ProgressBar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=None)
+        self._task = self._progress.add_task("", total=None)
 
     def __enter__(self) -> "ProgressBar":
         self._progress.start()
@@ -52,10 +69,12 @@ class ProgressBar:
     ) -> None:
         self._progress.stop()
 
-    def begin(self, total: int) -> None:
-        self._progress.update(self._task, total=total)
+    def begin(self, stage: str, total: int) -> None:
+        """Start again from nothing, for another stage of a task."""
+        self._progress.reset(self._task, description=stage, total=total)
 
     def advance(self, count: int) -> None:
+        """Move on by so many bytes."""
         self._progress.advance(self._task, count)
 
 

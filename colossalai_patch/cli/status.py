@@ -1,17 +1,16 @@
-import json
 import sys
 
 import click
 from rich.text import Text
 
-from colossalai_patch.cli.command import Command
-from colossalai_patch.cli.showing import open_console, open_table, print_table
+from colossalai_patch.cli.command import Command, json_option
+from colossalai_patch.cli.showing import open_console, open_table, print_json, print_table
 from colossalai_patch.settings import SettingError
 from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
 
 
 @click.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def status(as_json: bool) -> None:
     """Say which modules of ColossalAI are patched, and why not where they are not.
 
@@ -26,7 +25,7 @@ def status(as_json: bool) -> None:
     except SettingError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
+        print_json(found.as_json())
     else:
         _show(found)
     sys.exit(0 if found.all_active else 1)

@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from colossalai_patch.optimizer_checkpoint.checksum import checksum
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 
 _CHUNK = 1 << 20
 
@@ -32,12 +33,15 @@ class FileRecord:
 class CheckedFile:
     """A new file for ``torch.save``, which needs ``write`` and ``flush`` of it."""
 
-    def __init__(self, path: Path, fill: "Callable[[CheckedFile], None]") -> None:
-        """Create the file and let ``fill`` write to it.
+    def __init__(
+        self, path: Path, fill: "Callable[[CheckedFile], None]", advance: Callable[[int], object] = UNSEEN.advance
+    ) -> None:
+        """Create the file and let ``fill`` write to it; ``advance`` is told of every number of bytes.
 
         Raises:
             OSError: if the file system refuses; ``torch.save`` would say something else.
         """
+        self._advance = advance
         self._size = 0
         self._checksum = xxhash.xxh3_64()
         self._held_back = bytearray()
@@ -54,6 +58,7 @@ class CheckedFile:
         data = memoryview(data).cast("B")
         self._checksum.update(data)
         self._size += len(data)
+        self._advance(len(data))
         if len(self._held_back) + len(data) <= _CHUNK:
             self._held_back += data
         else:

@@ -24,6 +24,10 @@ def lines_of(text):
     return [line.strip() for line in text.splitlines()]
 
 
+def spoil(state_dict):
+    state_dict["state"][0]["exp_avg"][0, 0] = torch.nan
+
+
 def examples_of(command):
     """The command lines in the help of a command, and how many times it says 'Example'."""
     return re.findall(r"^\s+colossalai-patch (.*)$", main.commands[command].help, re.MULTILINE)
@@ -109,14 +113,26 @@ def test_verify_says_what_is_not_a_checkpoint(run, tmp_path):
 
 
 def test_verify_counts_what_is_not_finite_if_asked(run):
-    def spoil(state_dict):
-        state_dict["state"][0]["exp_avg"][0, 0] = torch.nan
-
     write_sharded(changed(make_state_dict(), spoil), "spoiled")
     assert run("verify", "spoiled").exit_code == 0
     result = run("verify", "spoiled", "--values")
     assert result.exit_code == 1
     assert any(re.match(r"exp_avg +1 +0 +1", line) for line in lines_of(result.stdout))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_verify_says_the_same_in_json(run, spoiled):
+    write_sharded(changed(make_state_dict(), spoil) if spoiled else make_state_dict(), "other")
+    result = run("verify", "other", "--values", "--json")
+    assert result.exit_code == spoiled
+    assert json.loads(result.stdout) == {
+        "sound": not spoiled,
+        "checkpoint": "other/pytorch_optim.bin.index.json",
+        "files": 3,
+        "checksums": 0,
+        "problems": [],
+        "not_finite": {"exp_avg": {"nan": 1, "infinite": 0, "params": 1}} if spoiled else {},
+    }
 
 
 def test_diff_of_equals_exits_with_zero(run):
@@ -132,6 +148,20 @@ def test_diff_shows_the_largest_differences_and_exits_with_one(run):
     assert lines[:2] == ["different", "parameters with equal states: 3"]
     assert any(re.match(r"step +1 +1 +0\.25", line) for line in lines)
     assert any(re.match(r"exp_avg +1 +1 ", line) for line in lines)
+
+
+def test_diff_says_the_same_in_json(run):
+    result = run("diff", "checkpoint", "later", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["equal"], found["equal_params"], found["only_in_first"]) == (False, 3, [])
+    assert found["values"]["step"] == {"params": 1, "absolute": 1, "relative": 0.25}
+
+
+def test_json_has_text_for_what_is_not_finite(run):
+    write_sharded(changed(make_state_dict(), spoil), "spoiled")
+    found = json.loads(run("diff", "checkpoint", "spoiled", "--json").stdout, parse_constant=pytest.fail)
+    assert found["values"]["exp_avg"]["absolute"] == "inf"
 
 
 def test_diff_with_something_else_exits_with_two(run):
@@ -198,13 +228,26 @@ def test_piped_output_is_plain(run, command):
     assert "\x1b" not in result.output
 
 
-def test_verify_shows_its_progress_on_a_terminal_only(run):
-    assert run("verify", "checkpoint").stderr == ""
+PROGRESS = {
+    "verify": (["checkpoint", "--values"], b"verifying"),
+    "diff": (["checkpoint", "later"], b"comparing"),
+    "convert": (["checkpoint", "other"], b"comparing"),
+}
+
+
+@pytest.mark.parametrize("command", PROGRESS)
+def test_progress_is_shown_on_a_terminal(run, command):
+    arguments, stage = PROGRESS[command]
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "colossalai_patch", "verify", "checkpoint", "--values"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | {"TERM": "xterm"})
-    assert process.communicate()[0].startswith(b"sound: ")
-    assert b"verifying" in os.read(controller, 2**16)
+    line = [sys.executable, "-m", "colossalai_patch", command, *arguments]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | {"TERM": "xterm"})
+    assert process.communicate()[0]
+    assert stage in os.read(controller, 2**16)
+
+
+@pytest.mark.parametrize("command", PROGRESS)
+def test_progress_is_not_shown_in_a_pipe(run, command):
+    assert run(command, *PROGRESS[command][0]).stderr == ""
 
 
 def test_the_shell_completes_commands(run):

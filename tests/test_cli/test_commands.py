@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from environments import CHECKOUT
 from written_checkpoints import changed, make_state_dict, write_sharded
 
 from colossalai_patch.cli import main
@@ -40,15 +39,6 @@ def test_every_example_of_the_help_runs(run, command):
     for example in examples:
         result = run(*shlex.split(example))
         assert result.exit_code == (1 if command == "diff" else 0), result.output
-
-
-def test_the_commands_in_the_readme_run(run):
-    lines = re.findall(r"^colossalai-patch (.*?)(?:\s+#.*)?$", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
-    commands = [shlex.split(line) for line in lines if not line.startswith("status")]
-    assert {command[0] for command in commands} == {"inspect", "verify", "diff", "convert"}
-    for command in commands:
-        result = run(*command)
-        assert result.exit_code == (1 if command[0] == "diff" else 0), result.output
 
 
 def test_inspect_shows_groups_states_steps_and_files(run):
@@ -250,8 +240,14 @@ def test_progress_is_not_shown_in_a_pipe(run, command):
     assert run(command, *PROGRESS[command][0]).stderr == ""
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_printed(run, shell):
+    assert f"_COLOSSALAI_PATCH_COMPLETE={shell}_complete" in run(_COLOSSALAI_PATCH_COMPLETE=f"{shell}_source").output
+
+
 def test_the_shell_completes_commands(run):
-    assert "_COLOSSALAI_PATCH_COMPLETE=bash_complete" in run(_COLOSSALAI_PATCH_COMPLETE="bash_source").output
+    result = run(_COLOSSALAI_PATCH_COMPLETE="bash_complete", COMP_WORDS="colossalai-patch v", COMP_CWORD="1")
+    assert result.output == "plain,verify\n"
 
 
 def test_help_imports_neither_torch_nor_colossalai():

@@ -32,9 +32,11 @@ class Status:
 
     @property
     def all_active(self) -> bool:
+        """Whether the patch is active in every module."""
         return all(module.state == ACTIVE for module in self.modules)
 
     def as_json(self) -> dict[str, Any]:
+        """The attributes, and whether all is active."""
         return asdict(self) | {"all_active": self.all_active}
 
 

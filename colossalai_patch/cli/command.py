@@ -21,6 +21,11 @@ class Command(click.Command):
         self.params.append(click.Option([f"--{DEBUG}"], is_flag=True, help="Show the traceback of an error."))
 
     def invoke(self, context: click.Context) -> Any:
+        """Run the command.
+
+        Raises:
+            Trouble: in place of every error that click does not show by itself.
+        """
         if context.params.pop(DEBUG):
             return super().invoke(context)
         try:

@@ -1,3 +1,5 @@
+"""``convert``: writes a checkpoint in another form."""
+
 import re
 
 import click
@@ -10,7 +12,11 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 
 def size(text: str) -> int:
-    """The number of bytes that a text such as 2GB tells."""
+    """The number of bytes that a text such as 2GB tells.
+
+    Raises:
+        click.BadParameter: if it tells none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]+)", text.upper())
     if match is None or match[2] not in UNITS or float(match[1]) == 0:
         raise click.BadParameter(f"{text!r} is no size, such as 500MB, 2GB or 1.5GiB")

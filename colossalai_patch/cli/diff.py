@@ -1,3 +1,5 @@
+"""``diff``: how two checkpoints differ."""
+
 import sys
 from typing import TYPE_CHECKING
 

@@ -1,3 +1,5 @@
+"""``inspect``: what is in a checkpoint."""
+
 from typing import TYPE_CHECKING
 
 import click

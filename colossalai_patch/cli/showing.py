@@ -22,10 +22,12 @@ def open_console() -> Console:
 
 
 def open_table(console: Console, *columns: str) -> Table:
+    """A table with lines on a terminal, and with nothing but columns in a pipe."""
     return Table(*columns, box=box.SIMPLE if console.is_terminal else None, show_edge=False)
 
 
 def print_table(table: Table, console: Console) -> None:
+    """Print a table below an empty line."""
     console.print()
     console.print(table)
 

@@ -1,3 +1,5 @@
+"""``status``: what the patch has replaced."""
+
 import sys
 
 import click

@@ -1,3 +1,5 @@
+"""``verify``: whether a checkpoint is sound."""
+
 import sys
 from typing import TYPE_CHECKING
 

@@ -27,6 +27,7 @@ class FileRecord:
     xxh3: str
 
     def as_json(self) -> dict[str, int | str]:
+        """What stands in the index, under the name of the file."""
         return asdict(self)
 
 
@@ -55,6 +56,7 @@ class CheckedFile:
             raise self._refusal or error from None
 
     def write(self, data: bytes | memoryview) -> int:
+        """Take bytes and say how many; they are written when there are enough, at the latest by ``flush``."""
         data = memoryview(data).cast("B")
         self._checksum.update(data)
         self._size += len(data)

@@ -33,6 +33,7 @@ class Difference:
     relative: float = 0.0
 
     def add(self, absolute: float, relative: float) -> None:
+        """Count one more parameter, with its largest differences."""
         self.params += 1
         self.absolute = max(self.absolute, absolute)
         self.relative = max(self.relative, relative)
@@ -62,6 +63,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
+        """Whether nothing differs."""
         return not (self.groups or self.only_in_first or self.only_in_second or self.unlike or self.values)
 
     def as_json(self) -> dict[str, Any]:

@@ -63,9 +63,11 @@ class OneFile:
 
     @property
     def target(self) -> FileTarget:
+        """Where a save commits it."""
         return FileTarget(self.file.resolve())
 
     def write(self, source: Source, save: Save, path: Path, advance: Advance) -> None:
+        """Write the file below ``path``, the stand-in of the target."""
         state_dict = {"state": dict(source.states(view)), PARAM_GROUPS: source.param_groups}
         _put(save, path, lambda: self.format.write_whole(path, state_dict, advance))
 
@@ -88,9 +90,11 @@ class Sharded:
 
     @property
     def target(self) -> DirectoryTarget:
+        """Where a save commits it."""
         return DirectoryTarget(self.directory, OPTIMIZER, self.prefix or "")
 
     def write(self, source: Source, save: Save, path: Path, advance: Advance) -> None:
+        """Write group file, shards and index into ``path``, the stand-in of the target."""
         group_file = path / f"{self._named('pytorch_optim_group')}.bin"
         _put(save, group_file, lambda: _write_torch(group_file, source.param_groups, UNSEEN.advance))
         weight_map: dict[str, str] = {}

@@ -41,7 +41,13 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
 
 
 def map_optimizer_file(path: Path) -> dict[str, Any]:
-    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that."""
+    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that.
+
+    Raises:
+        NotACheckpointError: if the file holds something else.
+        CheckpointError: if the file is damaged.
+        OSError: if the file cannot be read.
+    """
     is_safetensors = path.suffix == ".safetensors"
     state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
     if not _is_state_dict(state_dict):

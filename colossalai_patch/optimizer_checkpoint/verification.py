@@ -60,6 +60,7 @@ class Verification:
 
     @property
     def sound(self) -> bool:
+        """Whether nothing is wrong: neither with a file, nor, if they were looked at, with a number."""
         return not self.problems and not self.not_finite
 
     def as_json(self) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from colossalai_patch.cli.showing import printable
+
 DEBUG = "debug"
 
 
@@ -11,6 +13,10 @@ class Trouble(click.ClickException):
     """Why a command cannot do what it is for; the exit code is 2, since 1 is an answer of some commands."""
 
     exit_code = 2
+
+    def format_message(self) -> str:
+        """Show the message as it is."""
+        return printable(self.message)
 
 
 class Command(click.Command):

@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.text import Text
 
 from colossalai_patch.cli.command import Command, json_option, prefix_option
-from colossalai_patch.cli.showing import ProgressBar, open_console, open_table, print_json, print_table, shortened
+from colossalai_patch.cli.showing import (
+    ProgressBar,
+    as_text,
+    open_console,
+    open_table,
+    print_json,
+    print_table,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.comparison import Comparison
@@ -45,13 +52,13 @@ def _show(found: "Comparison", console: Console) -> None:
     console.print(f"parameters with equal states: {found.equal_params}")
     for title, ids in (("only in the first", found.only_in_first), ("only in the second", found.only_in_second)):
         if ids:
-            console.print(Text(f"states {title}: {len(ids)}: {' '.join(shortened(list(map(str, ids))))}"))
+            console.print(as_text(f"states {title}: {len(ids)}: {' '.join(shortened(list(map(str, ids))))}"))
     for line in [*shortened(found.groups), *shortened(found.unlike)]:
-        console.print(Text(line))
+        console.print(as_text(line))
     if not found.values:
         return
     table = open_table(console, "state", "parameters", "largest difference", "relative")
     for name, difference in found.values.items():
         numbers = (f"{number:.3g}" for number in (difference.absolute, difference.relative))
-        table.add_row(Text(name), str(difference.params), *numbers)
+        table.add_row(as_text(name), str(difference.params), *numbers)
     print_table(table, console)

@@ -10,7 +10,8 @@ import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 WIDTH_OF_A_PIPE = 1000
 MOST_LINES = 20
@@ -21,9 +22,20 @@ def open_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE, highlight=False)
 
 
+def printable(text: str) -> str:
+    """A text without characters that a terminal obeys: a checkpoint of somebody else may hold them."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def as_text(text: str, style: str = "") -> Text:
+    """A text to be shown as it is, without markup and in one line."""
+    return Text(printable(text), style)
+
+
 def open_table(console: Console, *columns: str) -> Table:
     """A table with lines on a terminal, and with nothing but columns in a pipe."""
-    return Table(*columns, box=box.SIMPLE if console.is_terminal else None, show_edge=False)
+    headers = (Column(as_text(name)) for name in columns)
+    return Table(*headers, box=box.SIMPLE if console.is_terminal else None, show_edge=False)
 
 
 def print_table(table: Table, console: Console) -> None:

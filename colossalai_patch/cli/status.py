@@ -3,10 +3,9 @@
 import sys
 
 import click
-from rich.text import Text
 
 from colossalai_patch.cli.command import Command, json_option
-from colossalai_patch.cli.showing import open_console, open_table, print_json, print_table
+from colossalai_patch.cli.showing import as_text, open_console, open_table, print_json, print_table
 from colossalai_patch.settings import SettingError
 from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
 
@@ -38,7 +37,7 @@ def _show(found: Status) -> None:
     table = open_table(console, "module", "state", "reason")
     for module in found.modules:
         colour = {ACTIVE: "green", FAILED: "red"}.get(module.state, "yellow")
-        table.add_row(module.module, Text(module.state, colour), Text(module.reason))
+        table.add_row(module.module, as_text(module.state, colour), as_text(module.reason))
     print_table(table, console)
     for name, version in found.versions.items():
-        console.print(Text(f"{name} {version}"))
+        console.print(as_text(f"{name} {version}"))

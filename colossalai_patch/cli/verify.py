@@ -8,7 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from colossalai_patch.cli.command import Command, Trouble, json_option, prefix_option
-from colossalai_patch.cli.showing import ProgressBar, open_console, open_table, print_json, print_table, shortened
+from colossalai_patch.cli.showing import (
+    ProgressBar,
+    as_text,
+    open_console,
+    open_table,
+    print_json,
+    print_table,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.verification import Verification
@@ -44,14 +52,14 @@ def verify(checkpoint: str, prefix: str | None, with_values: bool, as_json: bool
 
 
 def _show(found: "Verification", console: Console) -> None:
-    verdict = Text("sound", "green") if found.sound else Text("not sound", "red")
-    console.print(Text.assemble(verdict, f": {found.checkpoint}"))
+    verdict = as_text("sound", "green") if found.sound else as_text("not sound", "red")
+    console.print(Text.assemble(verdict, as_text(f": {found.checkpoint}")))
     console.print(f"files: {found.files}, {found.checksums} of them with a checksum")
     for problem in shortened(found.problems):
-        console.print(Text(problem))
+        console.print(as_text(problem))
     if not found.not_finite:
         return
     table = open_table(console, "state", "NaN", "infinite", "parameters")
     for name, counts in found.not_finite.items():
-        table.add_row(Text(name), str(counts.nan), str(counts.infinite), str(counts.params))
+        table.add_row(as_text(name), str(counts.nan), str(counts.infinite), str(counts.params))
     print_table(table, console)

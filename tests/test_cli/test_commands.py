@@ -211,6 +211,28 @@ def test_an_error_is_one_line_and_debug_shows_its_traceback(run):
     assert run("inspect", "missing", "--debug").exc_info[0].__name__ == "MissingFileError"
 
 
+CONTROL = "[red]\x1b[31m"
+
+
+def rename(state_dict):
+    state_dict["state"][0][CONTROL] = torch.tensor(torch.nan)
+    state_dict["param_groups"][0][CONTROL] = CONTROL
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "--params"], ["verify", "--values"], ["diff", "checkpoint"]], ids=lambda each: each[0]
+)
+def test_what_a_terminal_would_obey_is_shown_instead(run, arguments):
+    write_sharded(changed(make_state_dict(), rename), "crafted")
+    output = run(*arguments, "crafted").output
+    assert "[red]\\x1b[31m" in output
+    assert "\x1b" not in output
+
+
+def test_an_error_shows_what_a_terminal_would_obey(run):
+    assert run("inspect", f"missing{CONTROL}").stderr.startswith("Error: missing[red]\\x1b[31m is ")
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_piped_output_is_plain(run, command):
     result = run(command, "checkpoint", "--prefix", "")

@@ -23,7 +23,7 @@ def size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Write a checkpoint in another form.")
 @click.argument("paths", metavar="SRC DST", nargs=-1, type=click.Path())
 @click.option("--from-native", type=click.Path(), help="Take this file of torch.save(optimizer.state_dict()) as SRC.")
 @click.option("--to-native", type=click.Path(), help="Write such a file as DST.")

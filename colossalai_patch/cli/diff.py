@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.comparison import Comparison
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Say how two checkpoints differ.")
 @click.argument("first", type=click.Path())
 @click.argument("second", type=click.Path())
 @prefix_option

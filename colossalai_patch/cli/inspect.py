@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHOWN_OPTIONS = ("lr", "betas", "momentum", "weight_decay")
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Say what is in a checkpoint.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
 @click.option("--params", "with_params", is_flag=True, help="Add one line per parameter.")

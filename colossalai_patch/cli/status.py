@@ -10,7 +10,7 @@ from colossalai_patch.settings import SettingError
 from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Say which modules of ColossalAI are patched.")
 @json_option
 def status(as_json: bool) -> None:
     """Say which modules of ColossalAI are patched, and why not where they are not.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.verification import Verification
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Check that a checkpoint is sound.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
 @click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity in the states.")

@@ -22,7 +22,6 @@ from colossalai_patch.optimizer_checkpoint.values import bytes_of_state, numbers
 
 NUMBERS_AT_ONCE = 2**22
 STAGE = "verifying"
-_FIRST_BYTES = (b"P", b"\x80")  # of a zip, and of a pickle
 
 
 @dataclass
@@ -113,8 +112,6 @@ def _verify(checkpoint: str | Path, prefix: str | None, progress: Progress, look
 
 
 def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
-    if not _may_be_a_checkpoint(path):
-        raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
     progress.begin(STAGE, path.stat().st_size)
     try:
         take_states(map_optimizer_file(path)["state"], _advancing(look, progress))
@@ -123,11 +120,6 @@ def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
     except CheckpointError as error:
         return Verification(path, files=1, problems=[str(error)])
     return Verification(path, files=1)
-
-
-def _may_be_a_checkpoint(path: Path) -> bool:
-    with path.open("rb") as file:
-        return path.suffix == ".safetensors" or file.read(1) in _FIRST_BYTES
 
 
 def _verify_sharded(index: Index, progress: Progress, look: Take) -> Verification:

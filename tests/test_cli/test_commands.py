@@ -102,6 +102,16 @@ def test_verify_says_what_is_not_a_checkpoint(run, tmp_path):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["verify"], ["diff", "checkpoint"], ["convert", "--to-native", "x.pt"]]
+)
+def test_a_file_of_another_kind_is_called_that(run, arguments):
+    Path("train.py").write_text("import torch")
+    result = run(*arguments, "train.py")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("train.py is neither a file of torch.save nor one of safetensors.\n")
+
+
 def test_verify_counts_what_is_not_finite_if_asked(run):
     write_sharded(changed(make_state_dict(), spoil), "spoiled")
     assert run("verify", "spoiled").exit_code == 0

@@ -23,7 +23,7 @@ def unpickle_plain(data: bytes) -> Any:
     if settings.trust_pickle():
         return pickle.loads(data)
     try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
+        return PlainUnpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError:
         raise
     except Exception as error:
@@ -34,8 +34,11 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-class _PlainUnpickler(pickle._Unpickler):
-    """The unpickler in Python, since the one in C takes memory for the highest memo index that a pickle names."""
+class PlainUnpickler(pickle._Unpickler):
+    """Admits what ``ADMITTED`` names, under which each use of the name finds what stands there.
+
+    It is the unpickler in Python, since the one in C takes memory for the highest memo index that a pickle names.
+    """
 
     ADMITTED: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {
         ("builtins", "complex"): complex,

@@ -56,6 +56,11 @@ class PlainUnpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
+        """Give what a pickle asks for by its name, if it is admitted.
+
+        Raises:
+            pickle.UnpicklingError: if it is not.
+        """
         if (module, name) not in self.ADMITTED:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is no plain value")
         return self.ADMITTED[module, name]

@@ -49,6 +49,7 @@ class Archive:
     records: dict[str, Record]
 
     def bytes_of(self, name: str) -> memoryview:
+        """The bytes of a record, as a view of the content."""
         record = self.records[name]
         return memoryview(self.content)[record.offset : record.offset + record.size]
 

@@ -11,11 +11,9 @@ from colossalai_patch.optimizer_checkpoint import (
     ParamGroups,
     ParamId,
     State,
-    load_state_dict,
     load_streamed,
     open_checkpoint,
-    read_optimizer_file,
-    take_states,
+    open_optimizer_file,
 )
 from colossalai_patch.slicing import Part, take_part
 
@@ -91,10 +89,8 @@ def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> 
         CheckpointError: if the checkpoint is not sound, or does not fit.
         OSError: if the file cannot be read.
     """
-    state_dict = read_optimizer_file(path)
-    groups = holding.groups(state_dict["param_groups"])
-    states = take_states(state_dict["state"], holding.take)
-    load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
+    param_groups, states = open_optimizer_file(path, holding.take)
+    load_streamed(optimizer, holding.groups(param_groups), states, path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

@@ -34,6 +34,24 @@ def save_in_safetensors() -> bool:
     return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
 
 
+def progress_wanted() -> bool:
+    """Whether ``COLOSSALAI_PATCH_PROGRESS`` lets long loads show a progress bar: ``1`` (the default) or ``0``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _choice("COLOSSALAI_PATCH_PROGRESS", {"1": True, "0": False}, default="1")
+
+
+def release_old_state() -> bool:
+    """Whether ``COLOSSALAI_PATCH_RELEASE_OLD_STATE`` has a load drop the old state first: ``0`` (the default) or ``1``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _choice("COLOSSALAI_PATCH_RELEASE_OLD_STATE", {"1": True, "0": False}, default="0")
+
+
 def _choice(name: str, choices: dict[str, bool], default: str) -> bool:
     value = os.environ.get(name, default)
     if value not in choices:

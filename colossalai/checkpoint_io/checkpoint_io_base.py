@@ -1,12 +1,15 @@
+import time
 from pathlib import Path
 
 from colossalai.interface import OptimizerWrapper
+from colossalai.logging import get_dist_logger
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint import (
     CheckpointError,
     find_index,
     is_optimizer_index,
+    size_of_states,
     unchanged_on_failure,
 )
 from colossalai_patch.optimizer_checkpoint.commit import (
@@ -86,9 +89,11 @@ class CheckpointIO(release.CheckpointIO):
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
         self._wait_for_saves("model", "optimizer")
         inner = optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
+        began = time.perf_counter()
         with unchanged_on_failure(inner), self._ranks().all_or_none(CheckpointError):
             found = str(find_index(checkpoint, prefix) or checkpoint)
             super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
+        _log_load(found, time.perf_counter() - began)
 
     def _ranks(self):
         """With a plugin all ranks save and load together; without one, each process does so on its own."""
@@ -124,6 +129,13 @@ class _NoBuffers(dict):
 
     def __setitem__(self, key, buffers):
         super().__setitem__(key, buffers or None)
+
+
+def _log_load(checkpoint, seconds):
+    gigabytes = size_of_states(checkpoint) / 1e9
+    speed = gigabytes / seconds
+    message = f"Loaded the optimizer from {checkpoint}: {gigabytes:.3g} GB in {seconds:.3g} s, {speed:.3g} GB/s"
+    get_dist_logger().info(message, ranks=[0])
 
 
 def _target(checkpoint, shard, prefix, layout):

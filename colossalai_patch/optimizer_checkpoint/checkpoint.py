@@ -1,18 +1,18 @@
 """A whole optimizer checkpoint, opened for reading."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
 from colossalai_patch.optimizer_checkpoint.files import check_complete, check_file
 from colossalai_patch.optimizer_checkpoint.index import Index, read_index
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups
-from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state
-from colossalai_patch.optimizer_checkpoint.states import StreamedStates
+from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state, map_shard
+from colossalai_patch.optimizer_checkpoint.states import FEWEST_THREADS, StreamedStates
 
 SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE = 1
 SHARDS_AHEAD = 3
-FEWEST_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class OptimizerCheckpoint:
             take: what to keep of each state; see ``read_shard``.
         """
         ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else SHARDS_AHEAD
-        return StreamedStates(self.index.shards(), ahead, max(FEWEST_THREADS, num_threads), take)
+        shards = [partial(map_shard, shard, take) for shard in self.index.shards()]
+        return StreamedStates(shards, self.index.size_of_shards(), ahead, max(FEWEST_THREADS, num_threads), take)
 
 
 def open_checkpoint(index_file: str | Path) -> OptimizerCheckpoint:

@@ -13,5 +13,9 @@ class MissingFileError(CheckpointError, FileNotFoundError):
     """A file that a checkpoint names is not there."""
 
 
+class StateReleasedError(CheckpointError):
+    """A load failed after the old state had been released for it: the optimizer has no state."""
+
+
 class SaveError(OSError):
     """A save was given up, and the checkpoint that was there before is as it was: the message says where and why."""

@@ -49,6 +49,14 @@ class Index:
             param_ids[file].add(param_id)
         return [Shard(file, frozenset(param_ids[file]), self.checksums.get(file)) for file in self.shard_files]
 
+    def size_of_shards(self) -> int:
+        """The bytes of all shards.
+
+        Raises:
+            OSError: if one of them cannot be looked at.
+        """
+        return sum(file.stat().st_size for file in self.shard_files)
+
 
 def read_index(index_file: str | Path) -> Index:
     """Read the index of an optimizer checkpoint, as ColossalAI's ``CheckpointIndexFile`` writes it.
@@ -121,6 +129,16 @@ def find_index(checkpoint: str | Path, prefix: str | None = None) -> Path | None
         f"{checkpoint} holds the indexes of several optimizer checkpoints{with_prefix}: {names}. Say which one with "
         "prefix=, or give the path of the index."
     )
+
+
+def size_of_states(checkpoint: str | Path) -> int:
+    """The bytes of the files that hold the states of a checkpoint, given its index or its only file.
+
+    Raises:
+        CheckpointError, OSError: as ``read_index``.
+    """
+    path = Path(checkpoint)
+    return read_index(path).size_of_shards() if _is_index_name(path.name) else path.stat().st_size
 
 
 def _is_index_name(name: str) -> bool:

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
+from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, StateReleasedError
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
+from colossalai_patch.optimizer_checkpoint.progress_bar import progress_bar
 from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 
@@ -57,12 +60,16 @@ def load_streamed(
         CheckpointError, OSError: as ``states.items()`` and ``load_state_dict``.
         ValueError: as native, if the groups differ from the optimizer's in number or size.
     """
-    if _uses_native(optimizer):
-        groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
-        state_dict = {"state": states, "param_groups": groups}
-    else:
-        state_dict = {"state": dict(states.items()), "param_groups": param_groups}
-    load_state_dict(optimizer, state_dict, checkpoint)
+    with unchanged_on_failure(optimizer), progress_bar(states.size) as bar:
+        if settings.release_old_state() and optimizer.state:
+            _release_state(optimizer, param_groups)
+        states = replace(states, advance=bar.update)
+        if _uses_native(optimizer):
+            groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
+            state_dict = {"state": states, "param_groups": groups}
+        else:
+            state_dict = {"state": dict(states.items()), "param_groups": param_groups}
+        load_state_dict(optimizer, state_dict, checkpoint)
 
 
 def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint: str | Path) -> None:
@@ -88,14 +95,36 @@ def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint
 
 @contextmanager
 def unchanged_on_failure(optimizer: Optimizer) -> Iterator[None]:
-    """Put an optimizer's groups and state back if the body raises. A load makes new ones and leaves these alone."""
-    before = dict(vars(optimizer))
+    """Put an optimizer's groups and state back if the body raises. A load makes new ones and leaves these alone.
+
+    Raises:
+        StateReleasedError: if the body raised after the state had been released.
+        BaseException: what else the body raised.
+    """
+    before, had_state = dict(vars(optimizer)), bool(optimizer.state)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         vars(optimizer).clear()
         vars(optimizer).update(before)
-        raise
+        released = had_state and not optimizer.state
+        if not released or isinstance(error, StateReleasedError) or not isinstance(error, Exception):
+            raise
+        raise StateReleasedError(
+            f"{error} The optimizer now has the checkpoint's parameter groups and no state: its old state was released "
+            "before, as COLOSSALAI_PATCH_RELEASE_OLD_STATE=1 asks. Load a sound checkpoint before training on."
+        ) from error
+
+
+def _release_state(optimizer: Optimizer, param_groups: ParamGroups) -> None:
+    """Have native take over the groups, which it validates, and drop the state, in place: others refer to both."""
+    state, groups = optimizer.state, optimizer.param_groups
+    optimizer.load_state_dict({"state": {}, "param_groups": param_groups})
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    state.clear()
+    optimizer.state, optimizer.param_groups = state, groups
 
 
 def _uses_native(optimizer: Optimizer) -> bool:

@@ -91,12 +91,21 @@ def in_batches(states: dict[ParamId, State]) -> Iterator[dict[ParamId, State]]:
     size = 0
     for param_id, state in states.items():
         batch[param_id] = state
-        size += sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
+        size += _bytes_of_state(state)
         if size >= BYTES_OF_A_BATCH:
             yield batch
             batch, size = {}, 0
     if batch:
         yield batch
+
+
+def bytes_of_states(states: dict[ParamId, State]) -> int:
+    """The bytes of the tensors in ``states``."""
+    return sum(map(_bytes_of_state, states.values()))
+
+
+def _bytes_of_state(state: State) -> int:
+    return sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:

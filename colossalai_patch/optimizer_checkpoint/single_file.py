@@ -7,9 +7,11 @@ from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
-from colossalai_patch.optimizer_checkpoint.load import load_state_dict
-from colossalai_patch.optimizer_checkpoint.param_groups import is_param_groups
+from colossalai_patch.optimizer_checkpoint.load import load_streamed
+from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
+from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state
+from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
 FIRST_BYTES = (b"P", b"\x80")  # of a zip, and of a pickle
@@ -23,14 +25,20 @@ def load_optimizer_file(optimizer: Optimizer, path: str | Path) -> None:
         ValueError: as native, if the groups differ from the optimizer's in number or size.
         OSError: if the file cannot be read.
     """
-    load_state_dict(optimizer, read_optimizer_file(path), path)
+    groups, states = open_optimizer_file(path)
+    load_streamed(optimizer, groups, states, path)
 
 
-def read_optimizer_file(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint in one file: what ``torch.save(optimizer.state_dict())`` wrote, or its safetensors form.
+def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[ParamGroups, StreamedStates]:
+    """Open a checkpoint in one file: what ``torch.save(optimizer.state_dict())`` wrote, or its safetensors form.
+
+    Args:
+        path: the file.
+        take: what to keep of each state; see ``read_shard``.
 
     Returns:
-        The state dict. All tensors are on the CPU, in memory of their own.
+        The parameter groups, and the states, to be read while they are consumed. All tensors are on the CPU, in memory
+        of their own.
 
     Raises:
         NotACheckpointError: if the file holds something else.
@@ -38,12 +46,12 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
         OSError: if the file cannot be read.
     """
     state_dict = map_optimizer_file(Path(path))
-    copied: dict[str, Any] = copied_value(state_dict)
-    return copied
+    states = StreamedStates([lambda: state_dict["state"]], Path(path).stat().st_size, take=take)
+    return copied_value(state_dict["param_groups"]), states
 
 
 def map_optimizer_file(path: Path) -> dict[str, Any]:
-    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that.
+    """Give the state dict in a checkpoint in one file; its tensors are views of the mapped file if its format allows.
 
     Raises:
         NotACheckpointError: if the file holds something else.

@@ -1,21 +1,23 @@
 """The states of a checkpoint, read while they are consumed."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.shard import (
-    Shard,
     State,
     Take,
+    bytes_of_states,
     copy_state,
     in_batches,
-    map_shard,
     take_states,
 )
+
+FEWEST_THREADS = 4
 
 Begun = TypeVar("Begun")
 States = dict[ParamId, State]
@@ -26,16 +28,20 @@ class StreamedStates:
     """The part of a dict of states that native uses: ``items()``, which reads the shards one after the other.
 
     Attributes:
-        shards: the shards, in order.
+        shards: for each shard, in order, a function that gives its states, their tensors being views of its file.
+        size: the bytes of all shards.
         shards_ahead: how many shards beyond the one in use may be in memory, at least 1. One more is mapped.
         threads: how many threads read.
-        take: what to keep of each state; see ``read_shard``. It runs in these threads.
+        take: what to keep of each state, copied, or None to leave it out. It runs in these threads.
+        advance: is told how many bytes of the shards were consumed.
     """
 
-    shards: Sequence[Shard]
-    shards_ahead: int
-    threads: int
+    shards: Sequence[Callable[[], States]]
+    size: int
+    shards_ahead: int = 1
+    threads: int = FEWEST_THREADS
     take: Take = copy_state
+    advance: Callable[[int], object] = UNSEEN.advance
 
     def items(self) -> Iterator[tuple[ParamId, State]]:
         """Yield each param id with its state, in the order of the shards.
@@ -48,18 +54,22 @@ class StreamedStates:
         try:
             for batches in _begun_ahead(self._batches(threads), self.shards_ahead):
                 while batches:
-                    states = batches.popleft().result()
+                    size, states = batches.popleft().result()
                     while states:
                         param_id = next(iter(states))
                         yield param_id, states.pop(param_id)
+                    self.advance(size)
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[Future[States]]]:
+    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[Future[tuple[int, States]]]]:
         """Yield for each shard the batches of its states, which the threads are then taking."""
-        mapped = _begun_ahead((threads.submit(map_shard, shard, self.take) for shard in self.shards), 1)
+        mapped = _begun_ahead((threads.submit(shard) for shard in self.shards), 1)
         for shard in mapped:
-            yield deque(threads.submit(take_states, batch, self.take) for batch in in_batches(shard.result()))
+            yield deque(threads.submit(self._take, batch) for batch in in_batches(shard.result()))
+
+    def _take(self, batch: States) -> tuple[int, States]:
+        return bytes_of_states(batch), take_states(batch, self.take)
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

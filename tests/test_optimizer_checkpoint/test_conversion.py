@@ -13,7 +13,7 @@ from written_checkpoints import changed, make_state_dict, write_file, write_shar
 from colossalai_patch.optimizer_checkpoint import conversion
 from colossalai_patch.optimizer_checkpoint.conversion import convert, one_file, sharded
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
-from colossalai_patch.optimizer_checkpoint.single_file import read_optimizer_file
+from colossalai_patch.optimizer_checkpoint.single_file import map_optimizer_file
 from colossalai_patch.optimizer_checkpoint.source import open_source, view
 from colossalai_patch.optimizer_checkpoint.summary import summarize
 
@@ -61,7 +61,7 @@ def test_one_file_is_what_native_loads(tmp_path, source):
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(4, 3), (7,), (), (2, 5), (6,)]]
     optimizer = torch.optim.AdamW([{"params": params[:2]}, {"params": params[2:]}])
     optimizer.load_state_dict(torch.load(path, weights_only=True))
-    assert torch.equal(optimizer.state[params[0]]["exp_avg"], read_optimizer_file(path)["state"][0]["exp_avg"])
+    assert torch.equal(optimizer.state[params[0]]["exp_avg"], map_optimizer_file(path)["state"][0]["exp_avg"])
 
 
 def test_a_native_file_becomes_shards(tmp_path):

@@ -7,7 +7,7 @@ from colossalai_patch.optimizer_checkpoint import (
     CheckpointError,
     load_state_dict,
     open_checkpoint,
-    read_optimizer_file,
+    open_optimizer_file,
 )
 from colossalai_patch.overlay import extend_release
 
@@ -21,8 +21,7 @@ class TorchFSDPCheckpointIO(release.TorchFSDPCheckpointIO):
         _load(optimizer, checkpoint.param_groups, states, index_file_path)
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
-        state_dict = read_optimizer_file(checkpoint)
-        _load(optimizer, state_dict["param_groups"], state_dict["state"], checkpoint)
+        _load(optimizer, *open_optimizer_file(checkpoint), checkpoint)
 
 
 def _load(optimizer, saved_groups, states, path):

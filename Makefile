@@ -13,7 +13,7 @@ OFFICIAL := $(CACHE)/official-$(shell cat requirements/requirements.txt requirem
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv test test-official test-releases mismatches fuzz regression regression-plugins crash demo bench lint wheel clean
+.PHONY: help venv test test-official test-releases claims mismatches fuzz regression regression-plugins crash demo bench lint wheel clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -30,6 +30,11 @@ test-official: $(OFFICIAL)/.installed wheel
 #: make test-releases  the regression suite and a sample of the differential one, on every release it is tested on
 test-releases: venv
 	.venv/bin/python tests/releases.py $(CACHE)/releases
+
+#: make claims         what the README says of stock and of this, with the patch off and on
+claims: venv
+	COLOSSALAI_PATCH=off .venv/bin/python -W ignore tests/claims.py
+	.venv/bin/python -W ignore tests/claims.py
 
 #: make mismatches     the differential suite with the patch off: how many cases differ from native
 mismatches: venv

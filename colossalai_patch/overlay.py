@@ -55,6 +55,7 @@ class OverlayFinder:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
+        """Answer ``import``: the release's own spec, with a loader that applies the overlay file where there is one."""
         if name == "colossalai":
             return self._release_spec(name, path, target)
         if not name.startswith("colossalai."):
@@ -114,10 +115,12 @@ class OverlayLoader:
         return getattr(self.release_loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        """As the release's own loader."""
         module: ModuleType | None = self.release_loader.create_module(spec)
         return module
 
     def exec_module(self, module: "ModuleType") -> None:
+        """Run the release's module and then the overlay file; what that raises is a warning, and no error."""
         self.release_loader.exec_module(module)
         release = dict(vars(module))
         try:

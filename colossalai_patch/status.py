@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import platform
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -32,9 +33,11 @@ class Status:
 
     @property
     def all_active(self) -> bool:
+        """Whether the patch is active in every module."""
         return all(module.state == ACTIVE for module in self.modules)
 
     def as_json(self) -> dict[str, Any]:
+        """The attributes, and whether all is active."""
         return asdict(self) | {"all_active": self.all_active}
 
 
@@ -45,7 +48,8 @@ def find_status() -> Status:
         SettingError: if ``COLOSSALAI_PATCH`` holds a value that it cannot have.
     """
     wanted = settings.patch_wanted()
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ColossalAI's of what is not installed; those of the patch are the reasons
         modules = [_module_status(name, wanted) for name in overlay.overlaid_modules()]
     return Status(modules, dict(_versions()))
 

@@ -1,22 +1,29 @@
+"""``convert``: writes a checkpoint in another form."""
+
 import re
 
 import click
 
 from colossalai_patch.cli.command import Command, Trouble, prefix_option
+from colossalai_patch.cli.showing import ProgressBar
 
 SUFFIXES_OF_A_FILE = (".bin", ".pt", ".pth", ".safetensors")
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def size(text: str) -> int:
-    """The number of bytes that a text such as 2GB tells."""
+    """The number of bytes that a text such as 2GB tells.
+
+    Raises:
+        click.BadParameter: if it tells none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]+)", text.upper())
     if match is None or match[2] not in UNITS or float(match[1]) == 0:
         raise click.BadParameter(f"{text!r} is no size, such as 500MB, 2GB or 1.5GiB")
     return int(float(match[1]) * UNITS[match[2]])
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Write a checkpoint in another form.")
 @click.argument("paths", metavar="SRC DST", nargs=-1, type=click.Path())
 @click.option("--from-native", type=click.Path(), help="Take this file of torch.save(optimizer.state_dict()) as SRC.")
 @click.option("--to-native", type=click.Path(), help="Write such a file as DST.")
@@ -62,5 +69,6 @@ def convert(
     replaced = destination.target.replaced()
     if replaced and not force:
         raise Trouble(f"{replaced[0]} is there already. --force replaces it.")
-    conversion.convert(source, destination)
+    with ProgressBar() as progress:
+        conversion.convert(source, destination, progress)
     click.echo(f"{source.path} is converted to {ends[1]}")

@@ -1,22 +1,32 @@
+"""``diff``: how two checkpoints differ."""
+
 import sys
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.text import Text
 
-from colossalai_patch.cli.command import Command, prefix_option
-from colossalai_patch.cli.showing import open_console, open_table, print_table, shortened
+from colossalai_patch.cli.command import Command, json_option, prefix_option
+from colossalai_patch.cli.showing import (
+    ProgressBar,
+    as_text,
+    open_console,
+    open_table,
+    print_json,
+    print_table,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.comparison import Comparison
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Say how two checkpoints differ.")
 @click.argument("first", type=click.Path())
 @click.argument("second", type=click.Path())
 @prefix_option
-def diff(first: str, second: str, prefix: str | None) -> None:
+@json_option
+def diff(first: str, second: str, prefix: str | None, as_json: bool) -> None:
     """Say how the checkpoint SECOND differs from FIRST, in whatever format each is.
 
     The exit code is 0 when they are equal, 1 when they differ, and 2 when that cannot be told.
@@ -28,8 +38,12 @@ def diff(first: str, second: str, prefix: str | None) -> None:
     from colossalai_patch.optimizer_checkpoint.comparison import compare
     from colossalai_patch.optimizer_checkpoint.source import open_source
 
-    found = compare(open_source(first, prefix), open_source(second, prefix))
-    _show(found, open_console())
+    with ProgressBar() as progress:
+        found = compare(open_source(first, prefix), open_source(second, prefix), progress)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _show(found, open_console())
     sys.exit(0 if found.equal else 1)
 
 
@@ -38,13 +52,13 @@ def _show(found: "Comparison", console: Console) -> None:
     console.print(f"parameters with equal states: {found.equal_params}")
     for title, ids in (("only in the first", found.only_in_first), ("only in the second", found.only_in_second)):
         if ids:
-            console.print(Text(f"states {title}: {len(ids)}: {' '.join(shortened(list(map(str, ids))))}"))
+            console.print(as_text(f"states {title}: {len(ids)}: {' '.join(shortened(list(map(str, ids))))}"))
     for line in [*shortened(found.groups), *shortened(found.unlike)]:
-        console.print(Text(line))
+        console.print(as_text(line))
     if not found.values:
         return
     table = open_table(console, "state", "parameters", "largest difference", "relative")
     for name, difference in found.values.items():
         numbers = (f"{number:.3g}" for number in (difference.absolute, difference.relative))
-        table.add_row(Text(name), str(difference.params), *numbers)
+        table.add_row(as_text(name), str(difference.params), *numbers)
     print_table(table, console)

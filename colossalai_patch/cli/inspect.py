@@ -1,13 +1,13 @@
-import json
+"""``inspect``: what is in a checkpoint."""
+
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.filesize import decimal
-from rich.text import Text
 
-from colossalai_patch.cli.command import Command, prefix_option
-from colossalai_patch.cli.showing import open_console, open_table, print_table
+from colossalai_patch.cli.command import Command, json_option, prefix_option
+from colossalai_patch.cli.showing import as_text, open_console, open_table, print_json, print_table
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.summary import Summary
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 SHOWN_OPTIONS = ("lr", "betas", "momentum", "weight_decay")
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Say what is in a checkpoint.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
 @click.option("--params", "with_params", is_flag=True, help="Add one line per parameter.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: bool) -> None:
     """Say what is in CHECKPOINT: a directory, an index file, or the file of an unsharded checkpoint.
 
@@ -33,7 +33,7 @@ def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: boo
     summary = summarize(open_source(checkpoint, prefix))
     if as_json:
         params = {"params": summary.params_as_json()} if with_params else {}
-        click.echo(json.dumps(summary.as_json() | params, indent=2, default=str))
+        print_json(summary.as_json() | params)
         return
     console = open_console()
     _show(summary, console)
@@ -42,12 +42,12 @@ def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: boo
 
 
 def _show(summary: "Summary", console: Console) -> None:
-    console.print(Text(f"{summary.checkpoint}: {summary.form}, {summary.file_format}"))
-    console.print(Text(f"saved by: {summary.saved_by or 'not recorded'}"))
+    console.print(as_text(f"{summary.checkpoint}: {summary.form}, {summary.file_format}"))
+    console.print(as_text(f"saved by: {summary.saved_by or 'not recorded'}"))
     console.print(f"parameters: {summary.with_state} with state, {summary.without_state} without")
     console.print(f"steps: {_range(summary.steps)}")
     for warning in summary.warnings:
-        console.print(Text(f"warning: {warning}", "yellow"))
+        console.print(as_text(f"warning: {warning}", "yellow"))
     _show_groups(summary, console)
     _show_names(summary, console)
     _show_files(summary, console)
@@ -61,7 +61,7 @@ def _show_groups(summary: "Summary", console: Console) -> None:
     shown += [name for name in options_that_differ(summary.groups) if name not in (*shown, "params")]
     table = open_table(console, "group", "parameters", *shown)
     for number, group in enumerate(summary.groups):
-        table.add_row(str(number), str(group["params"]), *(Text(str(group.get(name, ""))) for name in shown))
+        table.add_row(str(number), str(group["params"]), *(as_text(str(group.get(name, ""))) for name in shown))
     print_table(table, console)
 
 
@@ -69,14 +69,14 @@ def _show_names(summary: "Summary", console: Console) -> None:
     table = open_table(console, "state", "dtype", "count")
     for name, dtypes in summary.names.items():
         for dtype, count in dtypes.items():
-            table.add_row(Text(name), Text(dtype), str(count))
+            table.add_row(as_text(name), as_text(dtype), str(count))
     print_table(table, console)
 
 
 def _show_files(summary: "Summary", console: Console) -> None:
     table = open_table(console, "file", "size")
     for name, size in summary.file_bytes.items():
-        table.add_row(Text(name), decimal(size))
+        table.add_row(as_text(name), decimal(size))
     table.add_row("total", decimal(summary.total_bytes))
     print_table(table, console)
 
@@ -85,7 +85,7 @@ def _show_params(summary: "Summary", console: Console) -> None:
     table = open_table(console, "parameter", "group", "state")
     for param in summary.params:
         state = ", ".join(f"{name} {form}" for name, form in param.state.items())
-        table.add_row(Text(str(param.param_id)), str(param.group), Text(state or "none"))
+        table.add_row(as_text(str(param.param_id)), str(param.group), as_text(state or "none"))
     print_table(table, console)
 
 

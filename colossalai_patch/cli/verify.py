@@ -1,3 +1,5 @@
+"""``verify``: whether a checkpoint is sound."""
+
 import sys
 from typing import TYPE_CHECKING
 
@@ -5,18 +7,27 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from colossalai_patch.cli.command import Command, Trouble, prefix_option
-from colossalai_patch.cli.showing import ProgressBar, open_console, open_table, print_table, shortened
+from colossalai_patch.cli.command import Command, Trouble, json_option, prefix_option
+from colossalai_patch.cli.showing import (
+    ProgressBar,
+    as_text,
+    open_console,
+    open_table,
+    print_json,
+    print_table,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from colossalai_patch.optimizer_checkpoint.verification import Verification
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Check that a checkpoint is sound.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
 @click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity in the states.")
-def verify(checkpoint: str, prefix: str | None, with_values: bool) -> None:
+@json_option
+def verify(checkpoint: str, prefix: str | None, with_values: bool, as_json: bool) -> None:
     """Check that CHECKPOINT is whole and would load, with all checksums that are recorded.
 
     The first line says what it is, and so does the exit code: 0 sound, 1 not sound, 2 not a checkpoint.
@@ -29,23 +40,26 @@ def verify(checkpoint: str, prefix: str | None, with_values: bool) -> None:
     from colossalai_patch.optimizer_checkpoint.verification import verify_files, verify_values
 
     try:
-        with ProgressBar("verifying") as progress:
+        with ProgressBar() as progress:
             found = (verify_values if with_values else verify_files)(checkpoint, prefix, progress)
     except NotACheckpointError as error:
         raise Trouble(f"not a checkpoint: {error}") from error
-    _show(found, open_console())
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _show(found, open_console())
     sys.exit(0 if found.sound else 1)
 
 
 def _show(found: "Verification", console: Console) -> None:
-    verdict = Text("sound", "green") if found.sound else Text("not sound", "red")
-    console.print(Text.assemble(verdict, f": {found.checkpoint}"))
+    verdict = as_text("sound", "green") if found.sound else as_text("not sound", "red")
+    console.print(Text.assemble(verdict, as_text(f": {found.checkpoint}")))
     console.print(f"files: {found.files}, {found.checksums} of them with a checksum")
     for problem in shortened(found.problems):
-        console.print(Text(problem))
+        console.print(as_text(problem))
     if not found.not_finite:
         return
     table = open_table(console, "state", "NaN", "infinite", "parameters")
     for name, counts in found.not_finite.items():
-        table.add_row(Text(name), str(counts.nan), str(counts.infinite), str(counts.params))
+        table.add_row(as_text(name), str(counts.nan), str(counts.infinite), str(counts.params))
     print_table(table, console)

@@ -26,9 +26,11 @@ class BackgroundWriter:
     copied: Callable[[], None]
 
     def synchronize(self) -> None:
+        """Wait until the file is on disk, or raise why it is not: what ColossalAI asks of its writers."""
         self.written.result()
 
     def sync_before_step(self) -> None:
+        """Wait until the tensors may change, as ColossalAI does before the next step."""
         self.copied()
 
 

@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from colossalai_patch.optimizer_checkpoint.checksum import checksum
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 
 _CHUNK = 1 << 20
 
@@ -26,18 +27,22 @@ class FileRecord:
     xxh3: str
 
     def as_json(self) -> dict[str, int | str]:
+        """What stands in the index, under the name of the file."""
         return asdict(self)
 
 
 class CheckedFile:
     """A new file for ``torch.save``, which needs ``write`` and ``flush`` of it."""
 
-    def __init__(self, path: Path, fill: "Callable[[CheckedFile], None]") -> None:
-        """Create the file and let ``fill`` write to it.
+    def __init__(
+        self, path: Path, fill: "Callable[[CheckedFile], None]", advance: Callable[[int], object] = UNSEEN.advance
+    ) -> None:
+        """Create the file and let ``fill`` write to it; ``advance`` is told of every number of bytes.
 
         Raises:
             OSError: if the file system refuses; ``torch.save`` would say something else.
         """
+        self._advance = advance
         self._size = 0
         self._checksum = xxhash.xxh3_64()
         self._held_back = bytearray()
@@ -51,9 +56,11 @@ class CheckedFile:
             raise self._refusal or error from None
 
     def write(self, data: bytes | memoryview) -> int:
+        """Take bytes and say how many; they are written when there are enough, at the latest by ``flush``."""
         data = memoryview(data).cast("B")
         self._checksum.update(data)
         self._size += len(data)
+        self._advance(len(data))
         if len(self._held_back) + len(data) <= _CHUNK:
             self._held_back += data
         else:

@@ -12,6 +12,7 @@ from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 
 SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE = 1
 SHARDS_AHEAD = 3
+FEWEST_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class OptimizerCheckpoint:
 
         Args:
             low_cpu_mem_mode: hold at most two shards in host memory beside what was consumed.
-            num_threads: how many shards are read at the same time, at least, without ``low_cpu_mem_mode``.
+            num_threads: how many threads read; at least ``FEWEST_THREADS``.
             take: what to keep of each state; see ``read_shard``.
         """
-        ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else max(SHARDS_AHEAD, num_threads)
-        return StreamedStates(self.index.shards(), ahead, take)
+        ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else SHARDS_AHEAD
+        return StreamedStates(self.index.shards(), ahead, max(FEWEST_THREADS, num_threads), take)
 
 
 def open_checkpoint(index_file: str | Path) -> OptimizerCheckpoint:

@@ -6,15 +6,12 @@ from pathlib import Path
 import xxhash
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 
 BYTES_AT_ONCE = 2**20
 
 
-def _ignore(count: int) -> None:
-    """What is told of progress that nobody wants to see."""
-
-
-def checksum(path: Path, advance: Callable[[int], object] = _ignore) -> str:
+def checksum(path: Path, advance: Callable[[int], object] = UNSEEN.advance) -> str:
     """Give the checksum of a file.
 
     Args:
@@ -32,7 +29,7 @@ def checksum(path: Path, advance: Callable[[int], object] = _ignore) -> str:
     return digest.hexdigest()
 
 
-def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] = _ignore) -> None:
+def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] = UNSEEN.advance) -> None:
     """Make sure that a file is as it was saved; ``advance`` as for ``checksum``.
 
     Raises:

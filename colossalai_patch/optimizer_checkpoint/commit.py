@@ -62,10 +62,12 @@ class FileTarget:
 
     @property
     def directory(self) -> Path:
+        """The directory that holds the file."""
         return self.file.parent
 
     @property
     def label(self) -> str:
+        """What the folder of a save is called by, beside those of other targets."""
         return self.file.name
 
     def replaced(self) -> list[Path]:
@@ -116,6 +118,7 @@ class DirectoryTarget:
 
     @property
     def label(self) -> str:
+        """What the folder of a save is called by, beside those of other targets."""
         return self._prefixed(self.layout.kind)
 
     def replaced(self) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN, Progress
 from colossalai_patch.optimizer_checkpoint.source import Source, view
-from colossalai_patch.optimizer_checkpoint.values import form_of, numbers_in, values_of
+from colossalai_patch.optimizer_checkpoint.values import bytes_of_state, form_of, numbers_in, values_of
 
 FILES_OPEN_AT_ONCE = 2
 NUMBERS_AT_ONCE = 2**20
@@ -32,6 +33,7 @@ class Difference:
     relative: float = 0.0
 
     def add(self, absolute: float, relative: float) -> None:
+        """Count one more parameter, with its largest differences."""
         self.params += 1
         self.absolute = max(self.absolute, absolute)
         self.relative = max(self.relative, relative)
@@ -61,23 +63,35 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
+        """Whether nothing differs."""
         return not (self.groups or self.only_in_first or self.only_in_second or self.unlike or self.values)
 
+    def as_json(self) -> dict[str, Any]:
+        """The attributes, after whether the two are equal."""
+        return {"equal": self.equal} | asdict(self)
 
-def compare(first: Source, second: Source) -> Comparison:
+
+def compare(first: Source, second: Source, progress: Progress = UNSEEN) -> Comparison:
     """Compare groups and states of two checkpoints, of whatever formats and shard sizes.
 
     At most two files of each are open at a time. Numbers are equal if they have the same value, and NaN equals NaN.
+
+    Args:
+        first: the one checkpoint.
+        second: the other one.
+        progress: is told of the bytes of both that were compared.
 
     Raises:
         CheckpointError: if a file is damaged.
         OSError: if a file cannot be read.
     """
+    progress.begin("comparing", first.bytes_of_states + second.bytes_of_states)
     values: dict[str, Difference] = defaultdict(Difference)
     only_in_first, unlike, equal, in_both = [], [], 0, set()
     states_of_second = _StatesById(second)
     for param_id, state in first.states(view):
         ours, theirs = _present(state), states_of_second.values(param_id)
+        progress.advance(bytes_of_state(ours) + bytes_of_state(theirs))
         if not ours:
             continue
         if not theirs:

@@ -19,17 +19,19 @@ from colossalai_patch.optimizer_checkpoint.content import bytes_of, with_tensors
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.index import GROUP_FILE_KEY, SAVED_BY_KEY
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN, Progress
 from colossalai_patch.optimizer_checkpoint.ranks import ALONE
 from colossalai_patch.optimizer_checkpoint.save import Save, begin_save
 from colossalai_patch.optimizer_checkpoint.shard import State
 from colossalai_patch.optimizer_checkpoint.source import Source, open_source, view
-from colossalai_patch.optimizer_checkpoint.values import values_of
+from colossalai_patch.optimizer_checkpoint.values import bytes_of_state
 
 BYTES_OF_A_SHARD = 2**30  # as ColossalAI's default of 1024 MB
 MEGABYTE = 2**20
 PARAM_GROUPS = "param_groups"
 
 States = dict[ParamId, State]
+Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,15 @@ class Format:
         suffix: what the names end in.
         shards: what the names of shards begin with.
         index: what the name of the index begins with.
-        write_shard: writes states by param id to a path.
-        write_whole: writes a state dict to a path.
+        write_shard: writes states by param id to a path, and tells of the bytes that are written.
+        write_whole: writes a state dict to a path, and tells of the bytes that are written.
     """
 
     suffix: str
     shards: str
     index: str
-    write_shard: Callable[[Path, States], FileRecord]
-    write_whole: Callable[[Path, dict[str, Any]], FileRecord]
+    write_shard: Callable[[Path, States, Advance], FileRecord]
+    write_whole: Callable[[Path, dict[str, Any], Advance], FileRecord]
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ class OneFile:
 
     @property
     def target(self) -> FileTarget:
+        """Where a save commits it."""
         return FileTarget(self.file.resolve())
 
-    def write(self, source: Source, save: Save, path: Path) -> None:
+    def write(self, source: Source, save: Save, path: Path, advance: Advance) -> None:
+        """Write the file below ``path``, the stand-in of the target."""
         state_dict = {"state": dict(source.states(view)), PARAM_GROUPS: source.param_groups}
-        _put(save, path, lambda: self.format.write_whole(path, state_dict))
+        _put(save, path, lambda: self.format.write_whole(path, state_dict, advance))
 
 
 @dataclass(frozen=True)
@@ -86,18 +90,20 @@ class Sharded:
 
     @property
     def target(self) -> DirectoryTarget:
+        """Where a save commits it."""
         return DirectoryTarget(self.directory, OPTIMIZER, self.prefix or "")
 
-    def write(self, source: Source, save: Save, path: Path) -> None:
+    def write(self, source: Source, save: Save, path: Path, advance: Advance) -> None:
+        """Write group file, shards and index into ``path``, the stand-in of the target."""
         group_file = path / f"{self._named('pytorch_optim_group')}.bin"
-        _put(save, group_file, lambda: _write_torch(group_file, source.param_groups))
+        _put(save, group_file, lambda: _write_torch(group_file, source.param_groups, UNSEEN.advance))
         weight_map: dict[str, str] = {}
         total = 0
         for number, states in enumerate(_cut(source, self.shard_bytes), start=1):
             shard = path / f"{self._named(self.format.shards)}-{number:05d}{self.format.suffix}"
-            _put(save, shard, partial(self.format.write_shard, shard, states))
+            _put(save, shard, partial(self.format.write_shard, shard, states, advance))
             weight_map |= dict.fromkeys(map(str, states), shard.name)
-            total += sum(map(_bytes_of_state, states.values()))
+            total += sum(map(bytes_of_state, states.values()))
         metadata = {GROUP_FILE_KEY: group_file.name, "total_size": total / MEGABYTE}
         if source.index is not None and source.index.saved_by is not None:
             metadata[SAVED_BY_KEY] = source.index.saved_by
@@ -108,11 +114,16 @@ class Sharded:
         return f"{name}.{self.prefix}" if self.prefix else name
 
 
-def convert(source: Source, destination: OneFile | Sharded) -> None:
+def convert(source: Source, destination: OneFile | Sharded, progress: Progress = UNSEEN) -> None:
     """Write a checkpoint again. What was at the destination is there until the result is found equal to the source.
 
     Host memory holds little beside pages of the source's mapped files, which the system may drop. Only a source in the
     format of torch before 1.6, which cannot be mapped, is read file by file.
+
+    Args:
+        source: the checkpoint to be written.
+        destination: in which form, and where; see ``one_file`` and ``sharded``.
+        progress: is told of the bytes that were written, and then of those that were compared.
 
     Raises:
         SaveError: if the result differs from the source, or a file could not be written.
@@ -123,8 +134,9 @@ def convert(source: Source, destination: OneFile | Sharded) -> None:
     save = begin_save(destination.target, ALONE)
 
     def write(path: str) -> None:
-        destination.write(source, save, Path(path))
-        if not compare(source, open_source(path, destination.prefix)).equal:
+        progress.begin("writing", source.bytes_of_states)
+        destination.write(source, save, Path(path), progress.advance)
+        if not compare(source, open_source(path, destination.prefix), progress).equal:
             raise SaveError(f"what was written differs from {source.path}, so nothing was changed")
 
     save.now(write)
@@ -138,7 +150,7 @@ def _cut(source: Source, shard_bytes: int) -> Iterator[States]:
     states: States = {}
     size = 0
     for param_id, state in source.states(view):
-        state_bytes = _bytes_of_state(state)
+        state_bytes = bytes_of_state(state)
         if states and size + state_bytes > shard_bytes:
             yield states
             states, size = {}, 0
@@ -148,23 +160,19 @@ def _cut(source: Source, shard_bytes: int) -> Iterator[States]:
         yield states
 
 
-def _bytes_of_state(state: State) -> int:
-    return sum(bytes_of(value) for value in values_of(state).values() if isinstance(value, torch.Tensor))
-
-
-def _write_torch(path: Path, content: Any) -> FileRecord:
+def _write_torch(path: Path, content: Any, advance: Advance) -> FileRecord:
     def fill(file: CheckedFile) -> None:
         torch.save(with_tensors(content, _alone), file)  # type: ignore[arg-type]
 
-    return CheckedFile(path, fill).finish()
+    return CheckedFile(path, fill, advance).finish()
 
 
-def _write_safetensors_shard(path: Path, states: States) -> FileRecord:
-    return _write_safetensors(path, _keyed(states))
+def _write_safetensors_shard(path: Path, states: States, advance: Advance) -> FileRecord:
+    return _write_safetensors(path, _keyed(states), advance)
 
 
-def _write_safetensors_whole(path: Path, state_dict: dict[str, Any]) -> FileRecord:
-    return _write_safetensors(path, _keyed(state_dict["state"]) | {PARAM_GROUPS: state_dict[PARAM_GROUPS]})
+def _write_safetensors_whole(path: Path, state_dict: dict[str, Any], advance: Advance) -> FileRecord:
+    return _write_safetensors(path, _keyed(state_dict["state"]) | {PARAM_GROUPS: state_dict[PARAM_GROUPS]}, advance)
 
 
 def _keyed(states: States) -> dict[str, Any]:
@@ -176,13 +184,15 @@ def _keyed(states: States) -> dict[str, Any]:
     }
 
 
-def _write_safetensors(path: Path, values: dict[str, Any]) -> FileRecord:
+def _write_safetensors(path: Path, values: dict[str, Any], advance: Advance) -> FileRecord:
     tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
     others = {key: value for key, value in values.items() if key not in tensors}
     pickles = {key: _pickled(value) for key, value in others.items()}
     metadata = {"non_tensor_keys": json.dumps(list(others)), "plain_values": json.dumps(plain_forms(others))}
     save_file(_apart(tensors) | pickles, path, metadata)
-    return finish_file(path)
+    record = finish_file(path)
+    advance(record.size)
+    return record
 
 
 def _pickled(value: Any) -> torch.Tensor:

@@ -30,7 +30,7 @@ def load_optimizer_checkpoint(
         optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
         low_cpu_mem_mode: hold at most two shards in host memory beside the finished state.
-        num_threads: how many shards are read at the same time, at least, without ``low_cpu_mem_mode``.
+        num_threads: how many threads read; at least four do.
 
     Raises:
         CheckpointError: if the checkpoint, or a file of it, is not sound.

@@ -23,7 +23,7 @@ def unpickle_plain(data: bytes) -> Any:
     if settings.trust_pickle():
         return pickle.loads(data)
     try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
+        return PlainUnpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError:
         raise
     except Exception as error:
@@ -34,8 +34,11 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-class _PlainUnpickler(pickle._Unpickler):
-    """The unpickler in Python, since the one in C takes memory for the highest memo index that a pickle names."""
+class PlainUnpickler(pickle._Unpickler):
+    """Admits what ``ADMITTED`` names, under which each use of the name finds what stands there.
+
+    It is the unpickler in Python, since the one in C takes memory for the highest memo index that a pickle names.
+    """
 
     ADMITTED: ClassVar[dict[tuple[str, str], Callable[..., Any]]] = {
         ("builtins", "complex"): complex,
@@ -53,6 +56,11 @@ class _PlainUnpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
+        """Give what a pickle asks for by its name, if it is admitted.
+
+        Raises:
+            pickle.UnpicklingError: if it is not.
+        """
         if (module, name) not in self.ADMITTED:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is no plain value")
         return self.ADMITTED[module, name]

@@ -1,12 +1,14 @@
 """One shard of a checkpoint: the states of some of the parameters."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
-from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
+from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
@@ -14,6 +16,8 @@ from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
 State = dict[str, Any]
 Take = Callable[[ParamId, State], State | None]
+
+BYTES_OF_A_BATCH = 2**23
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,28 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     """Read a shard of either format.
 
     Args:
-        shard: the shard. Its checksum is verified if the whole of it is read, that is, with ``copy_state``.
+        shard: the shard.
         take: gets each param id with its state, whose tensors are on the CPU and views of the mapped file, and returns
             what to keep of it, copied, or None to leave it out. Only the pages that it touches are read.
 
     Returns:
         What ``take`` returned by param id, in the order of the shard.
+
+    Raises:
+        CheckpointError, OSError: as ``map_shard``.
+    """
+    return take_states(map_shard(shard, take), take)
+
+
+def map_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
+    """Map a shard of either format, for ``take`` to take its states from.
+
+    Args:
+        shard: the shard. Its checksum is verified if the whole of it will be read, that is, with ``copy_state``.
+        take: what its states are for.
+
+    Returns:
+        The states by param id, in the order of the shard; their tensors are on the CPU and views of the mapped file.
 
     Raises:
         CheckpointError: if the file is no shard, damaged, holds what cannot be read without running code, or holds
@@ -62,7 +82,21 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     check_bounds(shard.path, states)
     states = {as_param_id(key): state for key, state in states.items()}
     _check_ids(shard, states.keys())
-    return take_states({param_id: states[param_id] for param_id in states if param_id in shard.param_ids}, take)
+    return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
+
+
+def in_batches(states: dict[ParamId, State]) -> Iterator[dict[ParamId, State]]:
+    """Split states, in order, into batches of at least ``BYTES_OF_A_BATCH``, the last one excepted."""
+    batch: dict[ParamId, State] = {}
+    size = 0
+    for param_id, state in states.items():
+        batch[param_id] = state
+        size += sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
+        if size >= BYTES_OF_A_BATCH:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:

@@ -12,6 +12,8 @@ from colossalai_patch.optimizer_checkpoint.param_groups import is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
+FIRST_BYTES = (b"P", b"\x80")  # of a zip, and of a pickle
+
 
 def load_optimizer_file(optimizer: Optimizer, path: str | Path) -> None:
     """Load a checkpoint in one file with ``optimizer.load_state_dict``.
@@ -41,13 +43,26 @@ def read_optimizer_file(path: str | Path) -> dict[str, Any]:
 
 
 def map_optimizer_file(path: Path) -> dict[str, Any]:
-    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that."""
+    """As ``read_optimizer_file``, but the tensors are views of the mapped file where its format allows that.
+
+    Raises:
+        NotACheckpointError: if the file holds something else.
+        CheckpointError: if the file is damaged.
+        OSError: if the file cannot be read.
+    """
     is_safetensors = path.suffix == ".safetensors"
+    if not is_safetensors and not _is_torch_file(path):
+        raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
     state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
     if not _is_state_dict(state_dict):
         raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)
     return state_dict
+
+
+def _is_torch_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) in FIRST_BYTES
 
 
 def _is_state_dict(content: Any) -> bool:

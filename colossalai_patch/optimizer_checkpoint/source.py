@@ -55,6 +55,11 @@ class Source:
         """The suffix of the files that hold states: ``.safetensors``, or ``.bin`` for every other."""
         return ".safetensors" if any(piece.path.suffix == ".safetensors" for piece in self.pieces) else ".bin"
 
+    @property
+    def bytes_of_states(self) -> int:
+        """The size of the files that hold states."""
+        return sum(piece.path.stat().st_size for piece in self.pieces)
+
     def states(self, take: Take) -> Iterator[tuple[ParamId, State]]:
         """Yield what ``take`` keeps of each state, reading one file after the other."""
         for piece in self.pieces:

@@ -4,9 +4,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
-from colossalai_patch.optimizer_checkpoint.shard import Shard, State, Take, copy_state, read_shard
+from colossalai_patch.optimizer_checkpoint.shard import (
+    Shard,
+    State,
+    Take,
+    copy_state,
+    in_batches,
+    map_shard,
+    take_states,
+)
+
+Begun = TypeVar("Begun")
+States = dict[ParamId, State]
 
 
 @dataclass(frozen=True)
@@ -15,12 +27,14 @@ class StreamedStates:
 
     Attributes:
         shards: the shards, in order.
-        shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
-        take: what to keep of each state; see ``read_shard``. It runs in the reading threads.
+        shards_ahead: how many shards beyond the one in use may be in memory, at least 1. One more is mapped.
+        threads: how many threads read.
+        take: what to keep of each state; see ``read_shard``. It runs in these threads.
     """
 
     shards: Sequence[Shard]
     shards_ahead: int
+    threads: int
     take: Take = copy_state
 
     def items(self) -> Iterator[tuple[ParamId, State]]:
@@ -30,21 +44,30 @@ class StreamedStates:
             CheckpointError: if a shard is damaged.
             OSError: if a shard cannot be read.
         """
-        for states in self._read_ahead():
-            while states:
-                param_id = next(iter(states))
-                yield param_id, states.pop(param_id)
+        threads = ThreadPoolExecutor(self.threads, thread_name_prefix="optimizer-shard")
+        try:
+            for batches in _begun_ahead(self._batches(threads), self.shards_ahead):
+                while batches:
+                    states = batches.popleft().result()
+                    while states:
+                        param_id = next(iter(states))
+                        yield param_id, states.pop(param_id)
+        finally:
+            threads.shutdown(cancel_futures=True)
 
-    def _read_ahead(self) -> Iterator[dict[ParamId, State]]:
-        pending: deque[Future[dict[ParamId, State]]] = deque()
-        with ThreadPoolExecutor(self.shards_ahead, thread_name_prefix="optimizer-shard") as threads:
-            try:
-                for shard in self.shards:
-                    pending.append(threads.submit(read_shard, shard, self.take))
-                    if len(pending) > self.shards_ahead:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                for unread in pending:
-                    unread.cancel()
+    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[Future[States]]]:
+        """Yield for each shard the batches of its states, which the threads are then taking."""
+        mapped = _begun_ahead((threads.submit(map_shard, shard, self.take) for shard in self.shards), 1)
+        for shard in mapped:
+            yield deque(threads.submit(take_states, batch, self.take) for batch in in_batches(shard.result()))
+
+
+def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:
+    """Yield what ``work`` yields, each after ``work`` has begun with the next ``count``."""
+    begun: deque[Begun] = deque()
+    for item in work:
+        begun.append(item)
+        if len(begun) > count:
+            yield begun.popleft()
+    while begun:
+        yield begun.popleft()

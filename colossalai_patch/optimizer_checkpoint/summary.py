@@ -59,14 +59,17 @@ class Summary:
 
     @property
     def with_state(self) -> int:
+        """How many parameters have a state."""
         return sum(bool(param.state) for param in self.params)
 
     @property
     def without_state(self) -> int:
+        """How many parameters have none."""
         return len(self.params) - self.with_state
 
     @property
     def total_bytes(self) -> int:
+        """The size of all files in bytes, less the index."""
         return sum(self.file_bytes.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -75,6 +78,7 @@ class Summary:
         return {name: value for name, value in asdict(self).items() if name != "params"} | counts
 
     def params_as_json(self) -> list[dict[str, Any]]:
+        """The single parameters, in the order of the groups."""
         return [asdict(param) for param in self.params]
 
 

@@ -2,9 +2,8 @@
 
 import os
 import re
-import struct
 import tarfile
-import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, map_archive, unpickle_archive
 
-_ZIP_SIGNATURE = b"PK\x03\x04"
-_DIRECTORY = 0x10  # torch takes a part with this attribute for empty, and gives memory that nobody filled
-_HEADER_OF_A_PART = struct.Struct("<4s5H3L2H")
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -26,16 +23,22 @@ def load_torch_file(path: Path) -> Any:
         CheckpointError: if the file is damaged, or holds what ``torch.load(weights_only=True)`` does not admit.
         OSError: if the file cannot be read.
     """
+    (map_archive if _is_zip(path) else _check_legacy)(path)
     return _load(path, mapped=False)
 
 
 def map_torch_file(path: Path) -> Any:
     """As ``load_torch_file``, but the tensors are views of the mapped file if its format (torch 1.6) allows that."""
-    return _load(path, mapped=_is_zip(path))
+    if not _is_zip(path):
+        return load_torch_file(path)
+    archive = map_archive(path)
+    if not settings.trust_pickle():
+        with suppress(Exception):  # torch knows more types, and says what is wrong
+            return unpickle_archive(archive)
+    return _load(path, mapped=True)
 
 
 def _load(path: Path, mapped: bool) -> Any:
-    (_check_zip if _is_zip(path) else _check_legacy)(path)
     weights_only = not settings.trust_pickle()
     try:
         return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=mapped)
@@ -47,25 +50,7 @@ def _load(path: Path, mapped: bool) -> Any:
 
 def _is_zip(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_ZIP_SIGNATURE)) == _ZIP_SIGNATURE
-
-
-def _check_zip(path: Path) -> None:
-    """What a mapped file is not checked for by torch: that its parts are whole, and stand where its directory says."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            entries = file.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is not complete ({error}). Was the save interrupted?") from error
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(f"{path} is compressed, which torch.save never does. Do not use it.")
-    with path.open("rb") as file:
-        for entry in entries:
-            name = entry.orig_filename.encode()
-            header = os.pread(file.fileno(), _HEADER_OF_A_PART.size + len(name), entry.header_offset)
-            is_there = header[:4] == _ZIP_SIGNATURE and header[_HEADER_OF_A_PART.size :] == name
-            if not is_there or entry.external_attr & _DIRECTORY:
-                raise CheckpointError(f"{path} is damaged: {entry.orig_filename} is not where it should be.")
+        return file.read(len(SIGNATURE)) == SIGNATURE
 
 
 def _check_legacy(path: Path) -> None:

@@ -5,12 +5,19 @@ from typing import Any
 
 import torch
 
+from colossalai_patch.optimizer_checkpoint.content import bytes_of
+
 
 def values_of(state: Any) -> dict[str, Any]:
     """Give the values of a state by name: ``exp_avg``; those in containers by their path: ``factors.0``."""
     if not isinstance(state, dict):
         return {"": state}
     return dict(leaf for name, value in state.items() for leaf in leaves(str(name), value))
+
+
+def bytes_of_state(state: Any) -> int:
+    """The bytes of all tensors in a state."""
+    return sum(bytes_of(value) for value in values_of(state).values() if isinstance(value, torch.Tensor))
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -2,34 +2,26 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
-from colossalai_patch.optimizer_checkpoint.content import bytes_of
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.files import check_complete, check_file
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index, read_index
 from colossalai_patch.optimizer_checkpoint.param_groups import read_param_groups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
+from colossalai_patch.optimizer_checkpoint.progress import Progress
 from colossalai_patch.optimizer_checkpoint.shard import State, Take, read_shard, take_states
 from colossalai_patch.optimizer_checkpoint.single_file import map_optimizer_file
-from colossalai_patch.optimizer_checkpoint.values import numbers_in, values_of
+from colossalai_patch.optimizer_checkpoint.values import bytes_of_state, numbers_in, values_of
 
 NUMBERS_AT_ONCE = 2**22
-_FIRST_BYTES = (b"P", b"\x80")  # of a zip, and of a pickle
-
-
-class Progress(Protocol):
-    """Is told how many bytes there are to read, and then of those that were read."""
-
-    def begin(self, total: int) -> None: ...
-
-    def advance(self, count: int) -> None: ...
+STAGE = "verifying"
 
 
 @dataclass
@@ -67,7 +59,12 @@ class Verification:
 
     @property
     def sound(self) -> bool:
+        """Whether nothing is wrong: neither with a file, nor, if they were looked at, with a number."""
         return not self.problems and not self.not_finite
+
+    def as_json(self) -> dict[str, Any]:
+        """The attributes, after whether the checkpoint is sound."""
+        return {"sound": self.sound} | asdict(self) | {"checkpoint": str(self.checkpoint)}
 
 
 def verify_files(checkpoint: str | Path, prefix: str | None, progress: Progress) -> Verification:
@@ -115,9 +112,7 @@ def _verify(checkpoint: str | Path, prefix: str | None, progress: Progress, look
 
 
 def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
-    if not _may_be_a_checkpoint(path):
-        raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
-    progress.begin(path.stat().st_size)
+    progress.begin(STAGE, path.stat().st_size)
     try:
         take_states(map_optimizer_file(path)["state"], _advancing(look, progress))
     except NotACheckpointError:
@@ -127,16 +122,11 @@ def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
     return Verification(path, files=1)
 
 
-def _may_be_a_checkpoint(path: Path) -> bool:
-    with path.open("rb") as file:
-        return path.suffix == ".safetensors" or file.read(1) in _FIRST_BYTES
-
-
 def _verify_sharded(index: Index, progress: Progress, look: Take) -> Verification:
     take = _advancing(look, progress)
     reads: dict[Path, Callable[[], Any]] = {index.group_file: partial(read_param_groups, index.group_file)}
     reads |= {shard.path: partial(read_shard, shard, take) for shard in index.shards()}
-    progress.begin(sum(_size(file) for file in [*reads, *index.checksums]))
+    progress.begin(STAGE, sum(_size(file) for file in [*reads, *index.checksums]))
     problems = [
         problem
         for file, read in reads.items()
@@ -171,8 +161,7 @@ def _advancing(look: Take, progress: Progress) -> Take:
 
     def look_and_advance(param_id: ParamId, state: State) -> None:
         look(param_id, state)
-        tensors = [value for value in values_of(state).values() if isinstance(value, torch.Tensor)]
-        progress.advance(sum(bytes_of(tensor) for tensor in tensors))
+        progress.advance(bytes_of_state(state))
 
     return look_and_advance
 

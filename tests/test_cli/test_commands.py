@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from environments import CHECKOUT
 from written_checkpoints import changed, make_state_dict, write_sharded
 
 from colossalai_patch.cli import main
@@ -22,6 +21,10 @@ COMMANDS = sorted(main.commands)
 
 def lines_of(text):
     return [line.strip() for line in text.splitlines()]
+
+
+def spoil(state_dict):
+    state_dict["state"][0]["exp_avg"][0, 0] = torch.nan
 
 
 def examples_of(command):
@@ -36,15 +39,6 @@ def test_every_example_of_the_help_runs(run, command):
     for example in examples:
         result = run(*shlex.split(example))
         assert result.exit_code == (1 if command == "diff" else 0), result.output
-
-
-def test_the_commands_in_the_readme_run(run):
-    lines = re.findall(r"^colossalai-patch (.*?)(?:\s+#.*)?$", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
-    commands = [shlex.split(line) for line in lines if not line.startswith("status")]
-    assert {command[0] for command in commands} == {"inspect", "verify", "diff", "convert"}
-    for command in commands:
-        result = run(*command)
-        assert result.exit_code == (1 if command[0] == "diff" else 0), result.output
 
 
 def test_inspect_shows_groups_states_steps_and_files(run):
@@ -108,15 +102,37 @@ def test_verify_says_what_is_not_a_checkpoint(run, tmp_path):
     assert result.stdout == ""
 
 
-def test_verify_counts_what_is_not_finite_if_asked(run):
-    def spoil(state_dict):
-        state_dict["state"][0]["exp_avg"][0, 0] = torch.nan
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["verify"], ["diff", "checkpoint"], ["convert", "--to-native", "x.pt"]]
+)
+def test_a_file_of_another_kind_is_called_that(run, arguments):
+    Path("train.py").write_text("import torch")
+    result = run(*arguments, "train.py")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("train.py is neither a file of torch.save nor one of safetensors.\n")
 
+
+def test_verify_counts_what_is_not_finite_if_asked(run):
     write_sharded(changed(make_state_dict(), spoil), "spoiled")
     assert run("verify", "spoiled").exit_code == 0
     result = run("verify", "spoiled", "--values")
     assert result.exit_code == 1
     assert any(re.match(r"exp_avg +1 +0 +1", line) for line in lines_of(result.stdout))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_verify_says_the_same_in_json(run, spoiled):
+    write_sharded(changed(make_state_dict(), spoil) if spoiled else make_state_dict(), "other")
+    result = run("verify", "other", "--values", "--json")
+    assert result.exit_code == spoiled
+    assert json.loads(result.stdout) == {
+        "sound": not spoiled,
+        "checkpoint": "other/pytorch_optim.bin.index.json",
+        "files": 3,
+        "checksums": 0,
+        "problems": [],
+        "not_finite": {"exp_avg": {"nan": 1, "infinite": 0, "params": 1}} if spoiled else {},
+    }
 
 
 def test_diff_of_equals_exits_with_zero(run):
@@ -132,6 +148,20 @@ def test_diff_shows_the_largest_differences_and_exits_with_one(run):
     assert lines[:2] == ["different", "parameters with equal states: 3"]
     assert any(re.match(r"step +1 +1 +0\.25", line) for line in lines)
     assert any(re.match(r"exp_avg +1 +1 ", line) for line in lines)
+
+
+def test_diff_says_the_same_in_json(run):
+    result = run("diff", "checkpoint", "later", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["equal"], found["equal_params"], found["only_in_first"]) == (False, 3, [])
+    assert found["values"]["step"] == {"params": 1, "absolute": 1, "relative": 0.25}
+
+
+def test_json_has_text_for_what_is_not_finite(run):
+    write_sharded(changed(make_state_dict(), spoil), "spoiled")
+    found = json.loads(run("diff", "checkpoint", "spoiled", "--json").stdout, parse_constant=pytest.fail)
+    assert found["values"]["exp_avg"]["absolute"] == "inf"
 
 
 def test_diff_with_something_else_exits_with_two(run):
@@ -191,6 +221,28 @@ def test_an_error_is_one_line_and_debug_shows_its_traceback(run):
     assert run("inspect", "missing", "--debug").exc_info[0].__name__ == "MissingFileError"
 
 
+CONTROL = "[red]\x1b[31m"
+
+
+def rename(state_dict):
+    state_dict["state"][0][CONTROL] = torch.tensor(torch.nan)
+    state_dict["param_groups"][0][CONTROL] = CONTROL
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "--params"], ["verify", "--values"], ["diff", "checkpoint"]], ids=lambda each: each[0]
+)
+def test_what_a_terminal_would_obey_is_shown_instead(run, arguments):
+    write_sharded(changed(make_state_dict(), rename), "crafted")
+    output = run(*arguments, "crafted").output
+    assert "[red]\\x1b[31m" in output
+    assert "\x1b" not in output
+
+
+def test_an_error_shows_what_a_terminal_would_obey(run):
+    assert run("inspect", f"missing{CONTROL}").stderr.startswith("Error: missing[red]\\x1b[31m is ")
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_piped_output_is_plain(run, command):
     result = run(command, "checkpoint", "--prefix", "")
@@ -198,17 +250,36 @@ def test_piped_output_is_plain(run, command):
     assert "\x1b" not in result.output
 
 
-def test_verify_shows_its_progress_on_a_terminal_only(run):
-    assert run("verify", "checkpoint").stderr == ""
+PROGRESS = {
+    "verify": (["checkpoint", "--values"], b"verifying"),
+    "diff": (["checkpoint", "later"], b"comparing"),
+    "convert": (["checkpoint", "other"], b"comparing"),
+}
+
+
+@pytest.mark.parametrize("command", PROGRESS)
+def test_progress_is_shown_on_a_terminal(run, command):
+    arguments, stage = PROGRESS[command]
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "colossalai_patch", "verify", "checkpoint", "--values"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | {"TERM": "xterm"})
-    assert process.communicate()[0].startswith(b"sound: ")
-    assert b"verifying" in os.read(controller, 2**16)
+    line = [sys.executable, "-m", "colossalai_patch", command, *arguments]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=terminal, env=os.environ | {"TERM": "xterm"})
+    assert process.communicate()[0]
+    assert stage in os.read(controller, 2**16)
+
+
+@pytest.mark.parametrize("command", PROGRESS)
+def test_progress_is_not_shown_in_a_pipe(run, command):
+    assert run(command, *PROGRESS[command][0]).stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_printed(run, shell):
+    assert f"_COLOSSALAI_PATCH_COMPLETE={shell}_complete" in run(_COLOSSALAI_PATCH_COMPLETE=f"{shell}_source").output
 
 
 def test_the_shell_completes_commands(run):
-    assert "_COLOSSALAI_PATCH_COMPLETE=bash_complete" in run(_COLOSSALAI_PATCH_COMPLETE="bash_source").output
+    result = run(_COLOSSALAI_PATCH_COMPLETE="bash_complete", COMP_WORDS="colossalai-patch v", COMP_CWORD="1")
+    assert result.output == "plain,verify\n"
 
 
 def test_help_imports_neither_torch_nor_colossalai():

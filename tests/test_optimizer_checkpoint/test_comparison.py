@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from counted_progress import CountedProgress
 from written_checkpoints import changed, make_state_dict, write_file, write_sharded
 
 from colossalai_patch.optimizer_checkpoint.comparison import compare
@@ -156,6 +157,17 @@ def test_numbers_of_every_kind_are_compared(tmp_path, value, other, absolute):
 def test_other_text_is_told(tmp_path):
     paths = [write_file(with_value(text), tmp_path / f"{text}.bin") for text in ("a", "b")]
     assert compare(*map(open_source, paths)).unlike == ["parameter 0: value is 'a' / 'b'"]
+
+
+def test_progress_goes_through_the_bytes_of_both(tmp_path):
+    states = {number: {"exp_avg": torch.zeros(10**5)} for number in range(4)}
+    sources = [
+        open_source(write({"state": states, "param_groups": []}, tmp_path / name))
+        for name, write in (("first", write_sharded), ("second.bin", write_file))
+    ]
+    progress = CountedProgress()
+    compare(*sources, progress)
+    assert progress.stages == [["comparing", sum(source.bytes_of_states for source in sources), 2 * 4 * 4 * 10**5]]
 
 
 MEASURE = """

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from comparison import assert_same
+from counted_progress import CountedProgress
 from written_checkpoints import changed, make_state_dict, write_file, write_sharded
 
 from colossalai_patch.optimizer_checkpoint import conversion
@@ -130,11 +131,11 @@ def test_what_would_be_replaced_is_known(tmp_path, source, form):
     assert set(replaced) == (set(path.iterdir()) if path.is_dir() else {path})
 
 
-def write_something_else(path, content):
-    return conversion._write_torch(path, {})
+def write_something_else(path, content, advance):
+    return conversion._write_torch(path, {}, advance)
 
 
-def fail(path, content):
+def fail(path, content, advance):
     raise OSError("a fault for the test")
 
 
@@ -150,6 +151,17 @@ def test_a_conversion_that_goes_wrong_leaves_what_was_there(tmp_path, source, mo
         convert_to(source, tmp_path, form)
     assert_same(state_dict_of(path), before)
     assert not list(tmp_path.rglob(".saving-*"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_progress_goes_through_what_is_written_and_then_compared(tmp_path, form):
+    state_dict = {"state": {0: {"exp_avg": torch.zeros(10**6)}}, "param_groups": []}
+    source = open_source(write_sharded(state_dict, tmp_path / "source"))
+    path = tmp_path / form
+    progress = CountedProgress()
+    convert(source, one_file(path) if "." in form else sharded(path, source, form, None, None), progress)
+    assert [stage for stage, _, _ in progress.stages] == ["writing", "comparing"]
+    assert all(done == pytest.approx(total, rel=0.01) for _, total, done in progress.stages)
 
 
 MEASURE = """

@@ -5,28 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from counted_progress import CountedProgress
 from written_checkpoints import changed, make_state_dict, write_file, write_sharded
 
 from colossalai_patch.optimizer_checkpoint.conversion import convert, sharded
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
+from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.source import open_source
 from colossalai_patch.optimizer_checkpoint.verification import NotFinite, verify_files, verify_values
 
 
-class Counted:
-    """The progress of a verification, for a test to look at."""
-
-    total = done = 0
-
-    def begin(self, total):
-        self.total = total
-
-    def advance(self, count):
-        self.done += count
-
-
 def verified(path, verify=verify_files, prefix=None):
-    return verify(path, prefix, Counted())
+    return verify(path, prefix, UNSEEN)
 
 
 def with_checksums(folder):
@@ -134,8 +124,9 @@ def test_a_prefix_chooses_the_checkpoint(tmp_path):
 
 
 def test_progress_goes_to_its_end_but_for_what_surrounds_the_tensors(tmp_path):
-    progress = Counted()
+    progress = CountedProgress()
     verify_values(with_checksums(tmp_path), None, progress)
     files = sum(path.stat().st_size for path in (tmp_path / "checked").glob("*.bin"))
-    assert progress.total == 2 * files
-    assert files < progress.done <= progress.total
+    ((stage, total, done),) = progress.stages
+    assert (stage, total) == ("verifying", 2 * files)
+    assert files < done <= total

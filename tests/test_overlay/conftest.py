@@ -79,3 +79,10 @@ def environment(request, new_environment, checkout):
     install_release_here(environment)
     install_patch_here(environment, checkout)
     return environment
+
+
+@pytest.fixture
+def environment_without_patch(new_environment):
+    environment = new_environment("without_patch")
+    install_release_from_registry(environment)
+    return environment

@@ -1,0 +1,170 @@
+"""What a load costs: the patch, stock, one file loaded natively, torch.distributed.checkpoint, filling fresh memory.
+
+Each load runs in a process of its own, and ends when every page of the state was written to once, as the next step
+will: stock's tensors of safetensors files are views, whose pages are read only then. The contenders take turns in
+random order; ratios are of one turn, and the table has their medians and quartiles.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SIZES = {"200x1M": (200, 1_000_000, 200), "4x50M": (4, 50_000_000, 200), "20000x1k": (20_000, 1_000, 40)}
+CONTENDERS = ["patched", "stock", "one file", "dcp", "fill"]
+PAIRS = 7
+
+
+@dataclass(frozen=True)
+class Cell:
+    size: str
+    layout: str
+    trained: bool
+    ranks: int
+
+    def __str__(self):
+        destination = "trained" if self.trained else "fresh"
+        return f"{self.size:8} {self.layout:11} {destination:7} {self.ranks} rank{'s' * (self.ranks > 1)}"
+
+    @property
+    def gigabytes(self):
+        parameters, numbers, _ = SIZES[self.size]
+        return parameters * numbers * 2 * 4 / 1e9
+
+
+CELLS = [
+    Cell(size, layout, trained, ranks)
+    for size in SIZES
+    for layout in ("bin", "safetensors")
+    for trained, ranks in ((False, 1), (True, 1), (False, 2))
+]
+
+
+class Server:
+    """A process in which the patch is on or off, and which forks one that loads when it is asked to."""
+
+    def __init__(self, patch):
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", Path(__file__).with_name("contenders.py")],
+            env=os.environ | {"COLOSSALAI_PATCH": patch},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        while not (line := self.process.stdout.readline()).startswith("{"):
+            if not line:
+                raise RuntimeError("The benchmark's server has died.")
+        return json.loads(line)
+
+
+class Servers:
+    def __init__(self):
+        self.patched, self.stock = Server("on"), Server("off")
+
+    def load(self, cell, contender, folder):
+        parameters, numbers, _ = SIZES[cell.size]
+        server = self.patched if contender == "patched" else self.stock
+        return server.ask(
+            do="load",
+            contender=contender,
+            folder=str(folder),
+            layout=cell.layout,
+            parameters=parameters,
+            numbers=numbers,
+            trained=cell.trained,
+            ranks=cell.ranks,
+        )
+
+
+def measure(servers, cell, folder, pairs):
+    """Load with each contender ``pairs`` times, after once for the page cache."""
+    runs = {contender: [] for contender in CONTENDERS}
+    for turn in range(pairs + 1):
+        for contender in random.sample(CONTENDERS, len(CONTENDERS)):
+            figures = servers.load(cell, contender, folder)
+            if turn:
+                runs[contender].append(figures)
+    return runs
+
+
+def ratios(runs, contender):
+    """How many times as long ``contender`` took as the patch: median and quartiles over the turns."""
+    pairs = zip(runs["patched"], runs[contender], strict=True)
+    low, middle, high = statistics.quantiles([theirs["seconds"] / ours["seconds"] for ours, theirs in pairs], n=4)
+    return {"low": low, "median": middle, "high": high}
+
+
+def summary(cell, runs):
+    seconds = {contender: statistics.median(run["seconds"] for run in runs[contender]) for contender in CONTENDERS}
+    return {
+        "cell": asdict(cell),
+        "gigabytes": cell.gigabytes,
+        "seconds": seconds,
+        "times as long as patched": {contender: ratios(runs, contender) for contender in CONTENDERS[1:]},
+        "peak GB": {name: max(run["peak"] for run in runs[name]) / 1e9 for name in CONTENDERS},
+        "read GB": {name: max(run["read"] for run in runs[name]) / 1e9 for name in CONTENDERS},
+    }
+
+
+def line(cell, result):
+    figures = result["times as long as patched"].values()
+    shown = "".join(f"  {figure['median']:5.2f} ({figure['low']:4.2f}-{figure['high']:5.2f})" for figure in figures)
+    speed = result["gigabytes"] / result["seconds"]["patched"]
+    return f"{cell!s:38} {speed:5.2f} GB/s{shown}   {result['peak GB']['patched'] / result['gigabytes']:5.2f}"
+
+
+def draw(results, path):
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 0.9 + 0.5 * len(results)))
+    height = 0.8 / len(CONTENDERS)
+    for place, contender in enumerate(CONTENDERS):
+        speeds = [result["gigabytes"] / result["seconds"][contender] for result in results]
+        axes.barh([row + place * height for row in range(len(results))], speeds, height, label=contender)
+    names = [str(Cell(**result["cell"])) for result in results]
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(results))], names, family="monospace")
+    axes.invert_yaxis()
+    axes.set_xlabel("GB/s of state, loaded and written to once (median; more is better)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="how often each contender loads")
+    parser.add_argument("--only", default="", help="only cells whose line holds all of these words")
+    parser.add_argument("--output", type=Path, help="a folder for load.json and load.png")
+    options = parser.parse_args()
+    cells = [cell for cell in CELLS if all(word in str(cell) for word in options.only.split())]
+    servers, results = Servers(), []
+    print(f"how many times as long as the patch, median (quartiles) of {options.pairs} turns; peak memory / state")
+    print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in CONTENDERS[1:]) + " peak")
+    for size, of_a_size in itertools.groupby(cells, key=lambda cell: cell.size):
+        parameters, numbers, megabytes = SIZES[size]
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            servers.patched.ask(
+                do="save", folder=folder, parameters=parameters, numbers=numbers, megabytes_of_a_shard=megabytes
+            )
+            for cell in of_a_size:
+                results.append(summary(cell, measure(servers, cell, folder, options.pairs)))
+                print(line(cell, results[-1]), flush=True)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "load.json").write_text(json.dumps(results, indent=1))
+        draw(results, options.output / "load.png")
+
+
+if __name__ == "__main__":
+    main()

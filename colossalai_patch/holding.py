@@ -1,24 +1,21 @@
 """Loading the optimizer of a rank that holds a part of the parameters, or parts of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch.optim import Optimizer
 
-from colossalai_patch.agreement import on_all_ranks_or_none
 from colossalai_patch.optimizer_checkpoint import (
     CheckpointError,
     ParamGroups,
     ParamId,
     State,
-    find_index,
     load_state_dict,
     load_streamed,
     open_checkpoint,
     read_optimizer_file,
     take_states,
-    unchanged_on_failure,
 )
 from colossalai_patch.slicing import Part, take_part
 
@@ -39,20 +36,9 @@ class Holding:
         """The saved groups with the ids of this rank's parameters alone.
 
         Raises:
-            CheckpointError: if the saved groups differ from the recorded ones in number, or hold other ids.
+            CheckpointError: as ``check_groups``.
         """
-        if len(saved) != len(self.group_ids):
-            raise CheckpointError(
-                f"The checkpoint has {len(saved)} parameter groups, and the optimizer has {len(self.group_ids)}. "
-                "Make the optimizer with the groups that it was saved with."
-            )
-        for position, (group, ids) in enumerate(zip(saved, self.group_ids, strict=True)):
-            if list(group["params"]) != list(ids):
-                raise CheckpointError(
-                    f"Parameter group {position} of the checkpoint holds {_ids(group['params'])}, and that of the "
-                    f"optimizer {_ids(ids)}. Make the optimizer with the groups that it was saved with; frozen "
-                    "parameters have ids in the checkpoints of all plugins but LowLevelZeroPlugin."
-                )
+        check_groups(saved, self.group_ids)
         return [group | {"params": [key for key in group["params"] if key in self.parts]} for group in saved]
 
     def take(self, param_id: ParamId, state: State) -> State | None:
@@ -61,16 +47,24 @@ class Holding:
         return None if part is None else take_part(part, state)
 
 
-def find_checkpoint(checkpoint: str | Path, prefix: str | None) -> str:
-    """The index of a checkpoint in a directory, or the path that is given if it is that of a file.
-
-    Every rank calls it, and it fails on all or on none.
+def check_groups(saved: ParamGroups, group_ids: Sequence[Iterable[int]]) -> None:
+    """Make sure that saved groups are those that a plugin recorded.
 
     Raises:
-        CheckpointError: as ``find_index``, here or on another rank.
+        CheckpointError: if they differ in number, or hold other ids.
     """
-    with on_all_ranks_or_none():
-        return str(find_index(checkpoint, prefix) or checkpoint)
+    if len(saved) != len(group_ids):
+        raise CheckpointError(
+            f"The checkpoint has {len(saved)} parameter groups, and the optimizer has {len(group_ids)}. "
+            "Make the optimizer with the groups that it was saved with."
+        )
+    for position, (group, ids) in enumerate(zip(saved, group_ids, strict=True)):
+        if group["params"] != list(ids):
+            raise CheckpointError(
+                f"Parameter group {position} of the checkpoint holds {_ids(group['params'])}, and that of the "
+                f"optimizer {_ids(list(ids))}. Make the optimizer with the groups that it was saved with; frozen "
+                "parameters have ids in the checkpoints of all plugins but LowLevelZeroPlugin."
+            )
 
 
 def load_held_checkpoint(
@@ -78,32 +72,29 @@ def load_held_checkpoint(
 ) -> None:
     """Load this rank's part of a checkpoint, given its index, as ``load_optimizer_checkpoint`` loads a whole one.
 
-    Every rank calls it. Of each shard, a rank reads the parts that it keeps. If it fails on one rank it fails on all,
-    and every optimizer is as it was.
+    Of each shard, a rank reads the parts that it keeps.
 
     Raises:
-        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        CheckpointError: if the checkpoint is not sound, or does not fit.
         OSError: if a file cannot be read.
     """
-    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
-        checkpoint = open_checkpoint(index_file)
-        groups = holding.groups(checkpoint.param_groups)
-        states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
-        load_streamed(optimizer, groups, states, index_file)
+    checkpoint = open_checkpoint(index_file)
+    groups = holding.groups(checkpoint.param_groups)
+    states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
+    load_streamed(optimizer, groups, states, index_file)
 
 
 def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
-    """Load this rank's part of a checkpoint in one file; every rank calls it, and it fails on all or on none.
+    """Load this rank's part of a checkpoint in one file.
 
     Raises:
-        CheckpointError: if the checkpoint is not sound, does not fit, or could not be loaded on another rank.
+        CheckpointError: if the checkpoint is not sound, or does not fit.
         OSError: if the file cannot be read.
     """
-    with unchanged_on_failure(optimizer), on_all_ranks_or_none():
-        state_dict = read_optimizer_file(path)
-        groups = holding.groups(state_dict["param_groups"])
-        states = take_states(state_dict["state"], holding.take)
-        load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
+    state_dict = read_optimizer_file(path)
+    groups = holding.groups(state_dict["param_groups"])
+    states = take_states(state_dict["state"], holding.take)
+    load_state_dict(optimizer, {"state": states, "param_groups": groups}, path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from colossalai.checkpoint_io import GeneralCheckpointIO
 
-from colossalai_patch.optimizer_checkpoint.checked_file import check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import finish_file
 
 SHAPES = [(40, 30), (7,), (100, 20), (3, 5), (2000,)]
 MEGABYTES_OF_A_SHARD = 0.01
@@ -48,7 +48,7 @@ def saved_number(folder):
     if len(numbers) != 1 or len(optimizer.state) != len(SHAPES) - number % 2:
         raise ValueError(f"{folder} holds a mixture of {sorted(numbers)}")
     for name, record in files_by_index(folder).items():
-        if check_file(Path(folder, name)).as_json() != record:
+        if finish_file(Path(folder, name)).as_json() != record:
             raise ValueError(f"{name} in {folder} differs from its checksum")
     return number
 

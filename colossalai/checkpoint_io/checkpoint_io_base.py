@@ -1,7 +1,14 @@
 from pathlib import Path
 
+from colossalai.interface import OptimizerWrapper
+
 from colossalai_patch import settings
-from colossalai_patch.optimizer_checkpoint import find_index, is_optimizer_index
+from colossalai_patch.optimizer_checkpoint import (
+    CheckpointError,
+    find_index,
+    is_optimizer_index,
+    unchanged_on_failure,
+)
 from colossalai_patch.optimizer_checkpoint.commit import (
     BIN_MODEL,
     OPTIMIZER,
@@ -78,8 +85,14 @@ class CheckpointIO(release.CheckpointIO):
 
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
         self._wait_for_saves("model", "optimizer")
-        checkpoint = str(find_index(checkpoint, prefix) or checkpoint)
-        super().load_optimizer(optimizer, checkpoint, prefix, low_cpu_mem_mode, num_threads)
+        inner = optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
+        with unchanged_on_failure(inner), self._ranks().all_or_none(CheckpointError):
+            found = str(find_index(checkpoint, prefix) or checkpoint)
+            super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
+
+    def _ranks(self):
+        """With a plugin all ranks save and load together; without one, each process does so on its own."""
+        return all_ranks() if hasattr(self, "coordinator") else ALONE
 
     def _sync_io(self):
         writers, self.async_writers = self.async_writers, []
@@ -90,7 +103,7 @@ class CheckpointIO(release.CheckpointIO):
         """Save now, or in the background if ``pending_as`` says under which name to wait for it."""
         writers, self.async_writers, self.pinned_state_dicts = self.async_writers, [], _NoBuffers()
         try:
-            save = begin_save(target, all_ranks() if hasattr(self, "coordinator") else ALONE)
+            save = begin_save(target, self._ranks())
             if pending_as is None:
                 save.now(write)
             else:

@@ -3,7 +3,7 @@ from itertools import chain
 from colossalai.tensor.d_tensor.api import get_shard_dim_1d, is_distributed_tensor
 
 from colossalai_patch.common_states import is_part, with_common_states
-from colossalai_patch.holding import Holding, find_checkpoint, load_held_checkpoint, load_held_file
+from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
 from colossalai_patch.optimizer_checkpoint import copied_value
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import tensor_parallel
@@ -12,10 +12,6 @@ release = extend_release(globals())
 
 
 class HybridParallelCheckpointIO(release.HybridParallelCheckpointIO):
-    def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
-        found = find_checkpoint(checkpoint, prefix)
-        super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
-
     def load_sharded_optimizer(self, optimizer, checkpoint_index_file, prefix="", low_cpu_mem_mode=True, num_threads=1):
         holding = self._holding(optimizer)
         load_held_checkpoint(optimizer.optim, holding, checkpoint_index_file, low_cpu_mem_mode, num_threads)

@@ -94,7 +94,7 @@ class CheckedFile:
         return FileRecord(self._size, self._checksum.hexdigest())
 
 
-def check_file(path: Path) -> FileRecord:
+def finish_file(path: Path) -> FileRecord:
     """As ``CheckedFile.finish``, for a file that somebody else wrote.
 
     Raises:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colossalai_patch.optimizer_checkpoint.checked_file import FileRecord, check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 
 _NUMBER = r"(?:-stage-\d{5}(?:-\d{5})?-shard)?-\d{5}"
@@ -97,7 +97,7 @@ class FileTarget:
         """
         saved = files / self.file.name
         if saved.name not in records:
-            check_file(saved)
+            finish_file(saved)
         saved.replace(self.file)
         synchronize_directory(self.directory)
 
@@ -160,7 +160,9 @@ class DirectoryTarget:
         index = json.loads(index_file.read_bytes())
         index_file.unlink()
         names = {name: unique_name(name, save_id) for name in named_files(index)}
-        index["metadata"]["files"] = {name: (records.get(name) or check_file(files / name)).as_json() for name in names}
+        index["metadata"]["files"] = {
+            name: (records.get(name) or finish_file(files / name)).as_json() for name in names
+        }
         final_index = self._replaced_index(index_file.name)
         try:
             self._move(files, names)
@@ -198,7 +200,7 @@ class DirectoryTarget:
             (files / name).replace(self.directory / unique)
         for path in sorted(files.iterdir()):
             if path.is_file() and not self._belongs_to_a_save(path):
-                check_file(path)
+                finish_file(path)
                 path.replace(self.directory / path.name)
 
     def _give_names_back(self, files: Path, final_index: Path, index: Any, names: Mapping[str, str]) -> None:
@@ -276,4 +278,4 @@ def _renamed(index: Any, names: Mapping[str, str]) -> Any:
 
 def _write_index(path: Path, index: Any) -> None:
     path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    check_file(path)
+    finish_file(path)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from colossalai_patch.optimizer_checkpoint.background import plain_forms
-from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.commit import OPTIMIZER, DirectoryTarget, FileTarget
 from colossalai_patch.optimizer_checkpoint.comparison import compare
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, with_tensors
@@ -190,7 +190,7 @@ def _write_safetensors(path: Path, values: dict[str, Any], advance: Advance) -> 
     pickles = {key: _pickled(value) for key, value in others.items()}
     metadata = {"non_tensor_keys": json.dumps(list(others)), "plain_values": json.dumps(plain_forms(others))}
     save_file(_apart(tensors) | pickles, path, metadata)
-    record = check_file(path)
+    record = finish_file(path)
     advance(record.size)
     return record
 

@@ -1,19 +1,16 @@
-"""The processes that save one checkpoint together."""
+"""The processes that save or load one checkpoint together."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
-
-from colossalai_patch.optimizer_checkpoint.errors import SaveError
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that save together, all of which make the same calls in the same order.
+    """This process among those that act together, all of which make the same calls in the same order.
 
     Attributes:
         rank: the number of this process.
@@ -23,38 +20,33 @@ class Ranks:
     rank: int
     count: int
 
-    def from_first(self, make: Callable[[], Value]) -> Value:
-        """Call ``make`` on rank 0 and return on every rank what it returned there.
+    @contextmanager
+    def all_or_none(self, failure: type[Exception]) -> Iterator[None]:
+        """Raise on every rank if the body raises on one.
+
+        At the end of the body the ranks tell each other how it went, in one small collective. So nobody waits for a
+        rank that has failed, and what the body did can be undone on all.
 
         Raises:
-            Exception: on rank 0, what ``make`` raised.
-            SaveError: on the others, if it raised.
+            Exception: what the body raised on this rank.
+            failure: naming the ranks that failed and why, if this is none of them.
         """
-        value, error = first_error(make) if self.rank == 0 else (None, None)
-        outcome = [value, _report(self.rank, error)]
-        if self.count > 1:
-            dist.broadcast_object_list(outcome, src=0)
-        if error is not None:
-            raise error
-        if outcome[1] is not None:
-            raise SaveError(outcome[1])
-        return outcome[0]  # type: ignore[return-value]
+        try:
+            yield
+        except Exception as error:
+            self.told_by_all(f"rank {self.rank} failed with {type(error).__name__}: {error}")
+            raise
+        reasons = [reason for reason in self.told_by_all(None) if reason is not None]
+        if reasons:
+            raise failure(f"Given up on all ranks, since {'; '.join(reasons)}")
 
-    def agree(self, error: Exception | None) -> None:
-        """Wait for the other ranks and make sure that no rank has an error.
-
-        Raises:
-            Exception: ``error``, if this rank has one.
-            SaveError: if another rank has one.
-        """
-        reports: list[Any] = [_report(self.rank, error)]
-        if self.count > 1:
-            reports = [None] * self.count
-            dist.all_gather_object(reports, _report(self.rank, error))
-        if error is not None:
-            raise error
-        if any(reports):
-            raise SaveError("; ".join(report for report in reports if report))
+    def told_by_all(self, value: Any) -> list[Any]:
+        """Tell the other ranks ``value`` and return what each of them tells, in order."""
+        if self.count == 1:
+            return [value]
+        values = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
 
 ALONE = Ranks(rank=0, count=1)
@@ -63,18 +55,3 @@ ALONE = Ranks(rank=0, count=1)
 def all_ranks() -> Ranks:
     """All processes of the default process group; where there is none, this process."""
     return Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ALONE
-
-
-def first_error(*steps: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Call ``steps`` until one raises; return what the last one returned, and the exception."""
-    value = None
-    try:
-        for step in steps:
-            value = step()
-    except Exception as error:
-        return None, error
-    return value, None
-
-
-def _report(rank: int, error: Exception | None) -> str | None:
-    return None if error is None else f"rank {rank} failed with {type(error).__name__}: {error}"

@@ -11,17 +11,17 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from glob import escape
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.commit import DirectoryTarget, FileTarget
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
-from colossalai_patch.optimizer_checkpoint.ranks import Ranks, first_error
+from colossalai_patch.optimizer_checkpoint.ranks import Ranks
 
 FOLDER = ".saving-"
 WRITERS = 4
@@ -52,8 +52,9 @@ class Save:
             Exception: what ``write`` raised on this rank.
             SaveError: if a file of this rank could not be written, or another rank failed.
         """
-        _, error = first_error(lambda: self._collect(write), self._finish)
-        self._agree(error)
+        with self._by_all_or_none():
+            self._collect(write)
+            self._finish()
         self._close()
 
     def in_background(self, write: Callable[[str], None]) -> None:
@@ -63,8 +64,8 @@ class Save:
             Exception: what ``write`` raised on this rank.
             SaveError: if ``write`` failed on another rank.
         """
-        _, error = first_error(lambda: self._collect(write))
-        self._agree(error)
+        with self._by_all_or_none():
+            self._collect(write)
         thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self._committed = thread.submit(self._finish_and_close)
         thread.shutdown(wait=False)
@@ -94,8 +95,8 @@ class Save:
         Raises:
             SaveError: if any of them failed.
         """
-        _, error = first_error(self.synchronize)
-        self._agree(error)
+        with self._by_all_or_none():
+            self.synchronize()
 
     def write(self, path: str, fill: Callable[[CheckedFile], None]) -> None:
         """Fill a new file now, and wait in the background until it is on disk.
@@ -110,14 +111,15 @@ class Save:
 
         def start() -> Callable[[], FileRecord]:
             write()
-            return lambda: check_file(Path(path))
+            return lambda: finish_file(Path(path))
 
         self._write(path, start)
 
     def write_index(self, path: str, write: Callable[[], None]) -> None:
         """Call ``write``, which makes an index at ``path``; the commit writes its own, so this one may go."""
-        _, error = first_error(write)
-        if error is not None:
+        try:
+            write()
+        except Exception as error:
             self._keep(path, error)
 
     def write_in_background(
@@ -129,10 +131,9 @@ class Save:
         return self._records[path]
 
     def _write(self, path: str, start: Callable[[], Callable[[], FileRecord]]) -> None:
-        finish, error = first_error(start)
-        if error is None:
-            self._records[path] = self._threads.submit(finish)
-        else:
+        try:
+            self._records[path] = self._threads.submit(start())
+        except Exception as error:
             self._keep(path, error)
 
     def _keep(self, path: str, error: Exception) -> None:
@@ -184,9 +185,11 @@ class Save:
         finally:
             self._close()
 
-    def _agree(self, error: Exception | None) -> None:
+    @contextlib.contextmanager
+    def _by_all_or_none(self) -> Iterator[None]:
         try:
-            self._ranks.agree(error)
+            with self._ranks.all_or_none(SaveError):
+                yield
         except Exception:
             self._close()
             if self._ranks.rank == 0:
@@ -204,23 +207,24 @@ def begin_save(target: FileTarget | DirectoryTarget, ranks: Ranks) -> Save:
     """Make the folder for a save, on rank 0, and remove the folders of killed ones.
 
     Raises:
-        OSError: if the target is something else than it should be, or the folder cannot be made or seen.
+        OSError: if the target is something else than it should be, or the folder cannot be made or seen by a rank.
     """
+    with ranks.all_or_none(SaveError):
+        save_id = _make_folder(target) if ranks.rank == 0 else ""
+    save_id, *_ = ranks.told_by_all(save_id)
+    with ranks.all_or_none(SaveError):
+        return Save(target, save_id, ranks)
 
-    def prepare() -> str:
-        target.prepare()
-        for folder in target.directory.glob(f"{FOLDER}{escape(target.label)}-" + "[0-9a-f]" * 8):
-            if not _is_held(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-        save_id = secrets.token_hex(4)
-        (target.directory / f"{FOLDER}{target.label}-{save_id}" / "files").mkdir(parents=True)
-        return save_id
 
-    save_id = ranks.from_first(prepare)
-    save: Save
-    save, error = first_error(lambda: Save(target, save_id, ranks))
-    ranks.agree(error)
-    return save
+def _make_folder(target: FileTarget | DirectoryTarget) -> str:
+    """Make the folder of a save and return its id."""
+    target.prepare()
+    for folder in target.directory.glob(f"{FOLDER}{escape(target.label)}-" + "[0-9a-f]" * 8):
+        if not _is_held(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    save_id = secrets.token_hex(4)
+    (target.directory / f"{FOLDER}{target.label}-{save_id}" / "files").mkdir(parents=True)
+    return save_id
 
 
 def save_of(path: str | Path) -> Save | None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from colossalai_patch.optimizer_checkpoint import checked_file
 from colossalai_patch.optimizer_checkpoint.background import by_alignment
-from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, check_file, write_safetensors
+from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, finish_file, write_safetensors
 
 STATE = {"small": torch.arange(5), "large": torch.arange(10**6, dtype=torch.float64)}
 
@@ -18,7 +18,7 @@ STATE = {"small": torch.arange(5), "large": torch.arange(10**6, dtype=torch.floa
 def test_torch_writes_to_it_what_it_writes_to_a_path(tmp_path):
     record = CheckedFile(tmp_path / "shard", lambda file: torch.save(STATE, file)).finish()
     assert_same(torch.load(tmp_path / "shard", weights_only=True), STATE)
-    assert check_file(tmp_path / "shard") == record
+    assert finish_file(tmp_path / "shard") == record
 
 
 def test_the_reason_of_a_failed_write_is_told_where_torch_would_hide_it(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_safetensors_file_is_what_safetensors_writes(tmp_path):
     in_its_order = sorted(tensors, key=lambda name: header.index(f'"{name}"'.encode()))
     record = write_safetensors(tmp_path / "ours", header, [tensors[name] for name in in_its_order])
     assert (tmp_path / "ours").read_bytes() == theirs
-    assert check_file(tmp_path / "ours") == record
+    assert finish_file(tmp_path / "ours") == record
     assert_same(dict(sorted(load_file(tmp_path / "ours").items())), dict(sorted(tensors.items())))
 
 

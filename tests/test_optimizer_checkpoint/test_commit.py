@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from colossalai_patch.optimizer_checkpoint.checked_file import check_file
+from colossalai_patch.optimizer_checkpoint.checked_file import finish_file
 from colossalai_patch.optimizer_checkpoint.commit import (
     BIN_MODEL,
     OPTIMIZER,
@@ -51,7 +51,7 @@ def contents(directory):
     index = json.loads(index_file.read_text())
     names = named_files(index)
     assert {path.name for path in directory.iterdir()} == {index_file.name, *names}
-    assert index["metadata"]["files"] == {name: check_file(directory / name).as_json() for name in names}
+    assert index["metadata"]["files"] == {name: finish_file(directory / name).as_json() for name in names}
     return index_file.name, sorted((directory / name).read_text() for name in names)
 
 

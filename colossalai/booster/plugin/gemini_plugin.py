@@ -6,7 +6,7 @@ from colossalai.tensor.d_tensor.api import (
     is_distributed_tensor,
 )
 
-from colossalai_patch.holding import Holding, find_checkpoint, load_held_checkpoint, load_held_file
+from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import tensor_parallel, whole
 
@@ -14,10 +14,6 @@ release = extend_release(globals())
 
 
 class GeminiCheckpointIO(release.GeminiCheckpointIO):
-    def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
-        found = find_checkpoint(checkpoint, prefix)
-        super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
-
     def load_sharded_optimizer(self, optimizer, checkpoint_index_file, prefix, low_cpu_mem_mode=True, num_threads=1):
         holding = _holding(optimizer)
         _cast_to_float(optimizer)

@@ -5,7 +5,7 @@ from colossalai.checkpoint_io.utils import StateDictSharder
 from colossalai.zero.low_level._utils import all_gather_into_flat_tensor_nd, get_nd_rank, get_nd_world_size
 
 from colossalai_patch.common_states import common_states, is_part
-from colossalai_patch.holding import Holding, find_checkpoint, load_held_checkpoint, load_held_file
+from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
 from colossalai_patch.optimizer_checkpoint import copied_value
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import whole
@@ -14,10 +14,6 @@ release = extend_release(globals())
 
 
 class LowLevelZeroCheckpointIO(release.LowLevelZeroCheckpointIO):
-    def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
-        found = find_checkpoint(checkpoint, prefix)
-        super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
-
     def load_sharded_optimizer(self, optimizer, index_file_path, prefix, low_cpu_mem_mode=True, num_threads=1):
         load_held_checkpoint(optimizer.optim, _holding(optimizer), index_file_path, low_cpu_mem_mode, num_threads)
 

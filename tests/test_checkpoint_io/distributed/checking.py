@@ -37,6 +37,17 @@ def main(checks):
     os._exit(0)  # plugins destroy their process groups when they are collected, in an order of their own
 
 
+def of_each(checks_of):
+    """Make of ``checks_of(topology, folder)`` what ``main`` runs; each topology gets a folder of its own."""
+
+    def checks(folder, *topologies):
+        for topology in topologies:
+            on_rank_0((folder / topology).mkdir)
+            yield from checks_of(topology, folder / topology)
+
+    return checks
+
+
 def together(function):
     """Call ``function`` on every rank and raise on all if it raises on one, so that no rank goes on alone."""
     errors = _errors_of_all_ranks(function)

@@ -2,15 +2,18 @@
 
 import errno
 import os
+import threading
+from contextlib import contextmanager
 
 import torch.distributed as dist
-from checking import main, on_rank_0
+from checking import main, of_each, on_rank_0
 from checkpoints import in_order
 from comparison import assert_same
 from safetensors.torch import load_file
 from topologies import boosted
 
 from colossalai_patch.optimizer_checkpoint import checked_file, open_checkpoint
+from colossalai_patch.optimizer_checkpoint.save import Save
 
 SHARDED = {"shard": True, "size_per_shard": 0.02}
 
@@ -37,6 +40,39 @@ def an_async_save_holds_what_a_synchronous_one_does(run, folder):
         run.save(folder / "now")
         save_in_background(run, folder / "later", seed + 10)
         assert_same(held_in(folder / "later"), held_in(folder / "now"))
+
+
+@contextmanager
+def a_save_that_ends_when_somebody_waits_for_it(run, folder):
+    """Until then no background thread gets a file onto the disk, and so there is no index."""
+    run.booster.checkpoint_io._wait_for_saves("optimizer")
+    fsync, wait, waited_for = os.fsync, Save.wait, threading.Event()
+
+    def fsync_later(descriptor):
+        if threading.current_thread() is not threading.main_thread():
+            waited_for.wait()
+        fsync(descriptor)
+
+    def wait_now(save):
+        waited_for.set()
+        wait(save)
+
+    checked_file.os.fsync, Save.wait = fsync_later, wait_now
+    try:
+        run.booster.save_optimizer(run.optimizer, str(folder), use_async=True, **SHARDED)
+        run.booster.checkpoint_io.synchronize()
+        yield
+    finally:
+        waited_for.set()
+        checked_file.os.fsync, Save.wait = fsync, wait
+
+
+def a_load_waits_for_the_save_that_is_still_running(run, folder):
+    saved = run.snapshot()
+    with a_save_that_ends_when_somebody_waits_for_it(run, folder):
+        run.train(1, seed=5)
+        run.load(folder)
+    assert_same(in_order(run.snapshot())["state"], in_order(saved)["state"])
 
 
 def a_directory_holds_nothing_but_the_last_save(run, folder):
@@ -105,6 +141,7 @@ def checks_of(topology, folder):
         return f"{topology}: {name}", lambda: function(run, path, *arguments)
 
     yield check("async", an_async_save_holds_what_a_synchronous_one_does)
+    yield check("load", a_load_waits_for_the_save_that_is_still_running)
     yield check("tidy", a_directory_holds_nothing_but_the_last_save)
     if topology != "fsdp":  # its models cannot be saved on CPU
         yield check("model", an_async_model_holds_what_a_synchronous_one_does)
@@ -113,11 +150,5 @@ def checks_of(topology, folder):
         yield check(name, a_save_that_fails_on_one_rank_is_told_by_all_and_changes_nothing, use_async)
 
 
-def checks(folder, *topologies):
-    for topology in topologies:
-        on_rank_0((folder / topology).mkdir)
-        yield from checks_of(topology, folder / topology)
-
-
 if __name__ == "__main__":
-    main(checks)
+    main(of_each(checks_of))

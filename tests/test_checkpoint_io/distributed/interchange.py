@@ -10,7 +10,7 @@ from comparison import assert_same
 from topologies import boosted
 
 PAIRED = ("ddp", "zero1", "hybrid-tp2")
-EXCHANGED = ("zero1", "hybrid-dp2-zero1", "hybrid-tp2", "moe-ep2-zero1", "gemini")
+EXCHANGED = ("ddp", "zero1", "hybrid-dp2-zero1", "hybrid-tp2", "moe-ep2-zero1", "gemini", "fsdp")
 
 
 def loads_from(source, target, folder):

@@ -38,6 +38,20 @@ def round_trips(topology, folder, shape=None, **changes):
     run.train(1, seed=3)
 
 
+def writes_one_file_as_its_shards(topology, folder):
+    run = boosted(topology)
+    run.train(2, seed=1)
+    saved, file = run.snapshot(), folder / "optimizer.bin"
+    run.save(folder)
+    run.booster.save_optimizer(run.optimizer, str(file))
+    dist.barrier()
+    in_shards = {"state": states_in(folder), "param_groups": groups_in(folder)}
+    assert_same(in_order(torch.load(file, weights_only=True)), in_order(in_shards))
+    run.train(1, seed=2)
+    run.load(file)
+    assert_same(in_order(run.snapshot()), in_order(saved))
+
+
 def round_trips_a_vocabulary_of_which_a_rank_has_none(folder):
     """50 words at tp 2, padded to 128: a model with a head cannot be trained so, but one without it can."""
     run = boosted("hybrid-tp2", vocab_size=50)
@@ -81,6 +95,8 @@ def writes_zeros_for_the_part_without_state(topology, rank, folder):
 
 ZERO = ("zero1", "hybrid-dp2-zero1")
 GATHERED = (*ZERO, "hybrid-tp2")
+VOCABULARIES = {"hybrid-tp2": 200, "hybrid-tp2-gpt2": 200, "hybrid-tp2-bf16": 100, "moe-tp2": 200}
+UNSHARDED_MOE = {2: ("moe-ep2-zero1", "moe-tp2"), 4: ("moe-ep2-dp4-zero1", "moe-ep2-pp2-zero1", "moe-ep2-tp2-zero1")}
 
 
 def of_two_ranks():
@@ -88,13 +104,15 @@ def of_two_ranks():
     for topology in ZERO:
         yield f"{topology}: before the first step", writes_an_empty_checkpoint, topology
         yield f"{topology}: a parameter without state", leaves_out_a_parameter_without_state, topology
-    for topology in GATHERED:
+    for topology in (*GATHERED, "moe-ep2-zero1"):
         scalars = functools.partial(round_trips, make_optimizer=torch.optim.NAdam)
         yield f"{topology}: scalars", scalars, topology
-    for topology, vocabulary in (("hybrid-tp2", 200), ("hybrid-tp2-gpt2", 200), ("hybrid-tp2-bf16", 100)):
+    for topology, vocabulary in VOCABULARIES.items():
         padded = functools.partial(round_trips, shape=(vocabulary, 32), vocab_size=vocabulary)
         yield f"{topology}: a padded vocabulary", padded, topology
     yield "hybrid-tp2: a rank without vocabulary", round_trips_a_vocabulary_of_which_a_rank_has_none
+    for topology in UNSHARDED_MOE[2]:
+        yield f"{topology}: unsharded", writes_one_file_as_its_shards, topology
     for topology in GATHERED:
         yield f"{topology}: states in another order", writes_the_same_whatever_the_order, topology
     for topology in GATHERED:
@@ -108,6 +126,8 @@ def of_four_ranks():
     sizes = {"hidden_size": 30, "intermediate_size": 33, "num_attention_heads": 5, "num_key_value_heads": 5}
     odd = functools.partial(round_trips, **sizes)
     yield "moe-ep2-dp4-zero1: experts of odd sizes", odd, "moe-ep2-dp4-zero1"
+    for topology in UNSHARDED_MOE[4]:
+        yield f"{topology}: unsharded", writes_one_file_as_its_shards, topology
 
 
 def checks(folder):

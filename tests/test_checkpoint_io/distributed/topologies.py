@@ -1,6 +1,7 @@
 """Tiny models, boosted by every plugin in every topology that runs on CPU processes."""
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from colossalai.booster.plugin import (
     TorchFSDPPlugin,
 )
 from cpu_accelerator import GeminiAdamW
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 SIZES = {
     "vocab_size": 256,
@@ -63,14 +66,20 @@ def hybrid(plugin=HybridParallelPlugin, tp=1, pp=1, precision="fp32", **options)
     return plugin(tp_size=tp, pp_size=pp, precision=precision, initial_scale=1, **microbatches, **options)
 
 
-def moe():
-    return hybrid(MoeHybridParallelPlugin, precision="bf16", ep_size=2, zero_stage=1)
+def moe(ep=2, zero_stage=1, **options):
+    return hybrid(MoeHybridParallelPlugin, precision="bf16", ep_size=ep, zero_stage=zero_stage, **options)
 
 
 def gemini(**options):
     """Chunks so small that parameters straddle ranks; an asynchronous reduction would pin memory."""
     sizes = {"min_chunk_size_m": 0.01, "search_range_m": 1, "hidden_dim": 32}
     return GeminiPlugin(precision="bf16", enable_async_reduce=False, **sizes, **options)
+
+
+def fsdp():
+    """A unit for each decoder layer, and one for the rest, which holds the first three parameters by their ids."""
+    wrap = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+    return TorchFSDPPlugin(auto_wrap_policy=wrap)
 
 
 TOPOLOGIES = {
@@ -92,10 +101,13 @@ TOPOLOGIES = {
     "hybrid-pp2-dp2-zero1": (llama, lambda: hybrid(pp=2, precision="bf16", zero_stage=1)),
     "moe-ep2-zero1": (mixtral, moe),
     "moe-ep2-dp4-zero1": (mixtral, moe),
+    "moe-ep2-tp2-zero1": (mixtral, lambda: moe(tp=2)),
+    "moe-ep2-pp2-zero1": (mixtral, lambda: moe(pp=2)),
+    "moe-tp2": (mixtral, lambda: moe(ep=1, zero_stage=0, tp=2)),
     "gemini": (llama, gemini),
     "gemini-gpt2": (gpt2, gemini),
     "gemini-without-master": (llama, lambda: gemini(master_weights=False)),
-    "fsdp": (llama, TorchFSDPPlugin),
+    "fsdp": (llama, fsdp),
 }
 
 
@@ -121,6 +133,23 @@ class Run:
         """Save the optimizer in several shards; stock returns on each rank when that rank has done its part."""
         self.booster.save_optimizer(self.optimizer, str(folder), shard=True, size_per_shard=0.02)
         dist.barrier()
+
+    def save_model(self, folder):
+        """Save the model; each rank its own part under FSDP, which cannot gather a model on CPU."""
+        if isinstance(self.booster.plugin, TorchFSDPPlugin):
+            torch.save([param.detach() for param in self.parameters()], f"{folder}-of-rank-{dist.get_rank()}")
+        else:
+            self.booster.save_model(self.model, str(folder), shard=True)
+        dist.barrier()
+
+    @torch.no_grad()
+    def load_model(self, folder):
+        if isinstance(self.booster.plugin, TorchFSDPPlugin):
+            saved = torch.load(f"{folder}-of-rank-{dist.get_rank()}", weights_only=True)
+            for param, values in zip(self.parameters(), saved, strict=True):
+                param.copy_(values)
+        else:
+            self.booster.load_model(self.model, str(folder), strict=False)  # Gemini knows no tied weights
 
     def load(self, checkpoint):
         self.booster.load_optimizer(self.optimizer, str(checkpoint))

@@ -133,12 +133,16 @@ class _ArchiveUnpickler(PlainUnpickler):
         super().__init__(io.BytesIO(archive.bytes_of("data.pkl")))
         self._archive = archive
 
-    def persistent_load(self, persistent_id: tuple[str, torch.dtype, str, str, int]) -> torch.Tensor:
+    def persistent_load(self, persistent_id: Any) -> torch.Tensor:
         """Give a storage as the flat tensor of its numbers."""
-        _, dtype, key, _, numbers = persistent_id
-        record = self._archive.records[f"data/{key}"]
+        match persistent_id:
+            case ("storage", torch.dtype() as dtype, str(key), str(), int(numbers)):
+                return self._storage(self._archive.records[f"data/{key}"], dtype, numbers)
+        raise pickle.UnpicklingError(f"{persistent_id!r:.80} is no storage")
+
+    def _storage(self, record: Record, dtype: torch.dtype, numbers: int) -> torch.Tensor:
         if record.size != numbers * dtype.itemsize or record.offset % dtype.itemsize:
-            raise pickle.UnpicklingError(f"the storage {key} is not of the size that the pickle says")
+            raise pickle.UnpicklingError("a storage is not of the size that the pickle says, or not aligned")
         if not numbers:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._archive.content, dtype=dtype, count=numbers, offset=record.offset)

@@ -160,6 +160,8 @@ def _numbers(value: Any) -> Iterator[torch.Tensor]:
 
 def _largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float] | None:
     """Give the largest absolute and relative difference, or None if all are equal."""
+    if torch.equal(_bits(ours), _bits(theirs)):  # many times sooner than the numbers, and mostly so
+        return None
     wide = torch.complex128 if ours.is_complex() else torch.float64
     if ours.is_complex() or ours.is_floating_point():
         ours, theirs = ours.to(wide), theirs.to(wide)
@@ -170,6 +172,10 @@ def _largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float
     absolute = (ours - theirs).abs()
     relative = absolute / torch.maximum(ours.abs(), theirs.abs())
     return _largest(absolute), _largest(relative)
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(torch.uint8)
 
 
 def _largest(differences: torch.Tensor) -> float:

@@ -154,6 +154,13 @@ def test_numbers_of_every_kind_are_compared(tmp_path, value, other, absolute):
     assert found.values["value"].absolute == absolute
 
 
+@pytest.mark.parametrize("other", [torch.tensor([-0.0, math.nan]), torch.tensor([0.0, -math.nan])])
+def test_equal_numbers_of_other_bits_are_equal(tmp_path, other):
+    values = {"a": torch.tensor([0.0, math.nan]), "b": other}
+    paths = [write_file(with_value(value), tmp_path / f"{name}.bin") for name, value in values.items()]
+    assert compare(*map(open_source, paths)).equal
+
+
 def test_other_text_is_told(tmp_path):
     paths = [write_file(with_value(text), tmp_path / f"{text}.bin") for text in ("a", "b")]
     assert compare(*map(open_source, paths)).unlike == ["parameter 0: value is 'a' / 'b'"]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SIZES = {"200x1M": (200, 1_000_000, 200), "4x50M": (4, 50_000_000, 200), "20000x1k": (20_000, 1_000, 40)}
-CONTENDERS = ["patched", "stock", "one file", "dcp", "fill"]
+OTHERS = ["stock", "one file", "dcp", "fill"]
 PAIRS = 7
 
 
@@ -87,11 +87,11 @@ class Servers:
         )
 
 
-def measure(servers, cell, folder, pairs):
+def measure(servers, cell, folder, others, pairs):
     """Load with each contender ``pairs`` times, after once for the page cache."""
-    runs = {contender: [] for contender in CONTENDERS}
+    runs = {contender: [] for contender in ("patched", *others)}
     for turn in range(pairs + 1):
-        for contender in random.sample(CONTENDERS, len(CONTENDERS)):
+        for contender in random.sample(list(runs), len(runs)):
             figures = servers.load(cell, contender, folder)
             if turn:
                 runs[contender].append(figures)
@@ -106,14 +106,16 @@ def ratios(runs, contender):
 
 
 def summary(cell, runs):
-    seconds = {contender: statistics.median(run["seconds"] for run in runs[contender]) for contender in CONTENDERS}
+    seconds = {contender: statistics.median(run["seconds"] for run in runs[contender]) for contender in runs}
     return {
         "cell": asdict(cell),
         "gigabytes": cell.gigabytes,
         "seconds": seconds,
-        "times as long as patched": {contender: ratios(runs, contender) for contender in CONTENDERS[1:]},
-        "peak GB": {name: max(run["peak"] for run in runs[name]) / 1e9 for name in CONTENDERS},
-        "read GB": {name: max(run["read"] for run in runs[name]) / 1e9 for name in CONTENDERS},
+        "times as long as patched": {
+            contender: ratios(runs, contender) for contender in runs if contender != "patched"
+        },
+        "peak GB": {name: max(run["peak"] for run in runs[name]) / 1e9 for name in runs},
+        "read GB": {name: max(run["read"] for run in runs[name]) / 1e9 for name in runs},
     }
 
 
@@ -128,8 +130,9 @@ def draw(results, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 0.9 + 0.5 * len(results)))
-    height = 0.8 / len(CONTENDERS)
-    for place, contender in enumerate(CONTENDERS):
+    contenders = results[0]["seconds"]
+    height = 0.8 / len(contenders)
+    for place, contender in enumerate(contenders):
         speeds = [result["gigabytes"] / result["seconds"][contender] for result in results]
         axes.barh([row + place * height for row in range(len(results))], speeds, height, label=contender)
     names = [str(Cell(**result["cell"])) for result in results]
@@ -145,12 +148,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=PAIRS, help="how often each contender loads")
     parser.add_argument("--only", default="", help="only cells whose line holds all of these words")
+    parser.add_argument("--against", nargs="+", default=OTHERS, choices=OTHERS, help="the other contenders")
     parser.add_argument("--output", type=Path, help="a folder for load.json and load.png")
     options = parser.parse_args()
     cells = [cell for cell in CELLS if all(word in str(cell) for word in options.only.split())]
     servers, results = Servers(), []
     print(f"how many times as long as the patch, median (quartiles) of {options.pairs} turns; peak memory / state")
-    print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in CONTENDERS[1:]) + " peak")
+    print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in options.against) + " peak")
     for size, of_a_size in itertools.groupby(cells, key=lambda cell: cell.size):
         parameters, numbers, megabytes = SIZES[size]
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
@@ -158,7 +162,7 @@ def main():
                 do="save", folder=folder, parameters=parameters, numbers=numbers, megabytes_of_a_shard=megabytes
             )
             for cell in of_a_size:
-                results.append(summary(cell, measure(servers, cell, folder, options.pairs)))
+                results.append(summary(cell, measure(servers, cell, folder, options.against, options.pairs)))
                 print(line(cell, results[-1]), flush=True)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)

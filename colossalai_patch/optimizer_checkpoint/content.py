@@ -1,6 +1,7 @@
 """Content of files: how large it may be, so that a small crafted file cannot fill memory or stack, and copies of it."""
 
 import copy
+import ctypes
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -69,5 +70,17 @@ def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
-    return tensor.clone() if is_plain else copy.deepcopy(tensor)
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        return copy.deepcopy(tensor)
+    if not _is_one_block(tensor):
+        return tensor.clone()
+    copied = torch.empty_like(tensor)
+    # torch's own copy would start threads of its own in each of those that read
+    ctypes.memmove(copied.data_ptr(), tensor.data_ptr(), bytes_of(tensor))
+    return copied
+
+
+def _is_one_block(tensor: torch.Tensor) -> bool:
+    """Whether the values of ``tensor`` are nothing else than consecutive bytes of host memory."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return is_plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
+from colossalai_patch.optimizer_checkpoint.checksum import check_checksum_of_mapping
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
@@ -74,7 +74,7 @@ def map_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
         OSError: if the file cannot be read.
     """
     if shard.checksum is not None and take is copy_state:
-        check_checksum(shard.path, shard.checksum)
+        check_checksum_of_mapping(shard.path, shard.checksum)
     is_safetensors = shard.path.suffix == ".safetensors"
     states = map_safetensors_states(shard.path) if is_safetensors else map_torch_file(shard.path)
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):

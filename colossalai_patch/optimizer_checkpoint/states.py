@@ -1,5 +1,6 @@
 """The states of a checkpoint, read while they are consumed."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from colossalai_patch.optimizer_checkpoint.shard import (
     take_states,
 )
 
-FEWEST_THREADS = 4
+FEWEST_THREADS = min(4, len(os.sched_getaffinity(0)))
 
 Begun = TypeVar("Begun")
 States = dict[ParamId, State]

@@ -24,28 +24,25 @@ def load_torch_file(path: Path) -> Any:
         OSError: if the file cannot be read.
     """
     (map_archive if _is_zip(path) else _check_legacy)(path)
-    return _load(path, mapped=False)
-
-
-def map_torch_file(path: Path) -> Any:
-    """As ``load_torch_file``, but the tensors are views of the mapped file if its format (torch 1.6) allows that."""
-    if not _is_zip(path):
-        return load_torch_file(path)
-    archive = map_archive(path)
-    if not settings.trust_pickle():
-        with suppress(Exception):  # torch knows more types, and says what is wrong
-            return unpickle_archive(archive)
-    return _load(path, mapped=True)
-
-
-def _load(path: Path, mapped: bool) -> Any:
     weights_only = not settings.trust_pickle()
     try:
-        return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=mapped)
+        return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
     except OSError:
         raise
     except Exception as error:  # a crafted pickle can make an unpickler raise anything
         raise CheckpointError(_explanation(path, str(error))) from error
+
+
+def map_torch_file(path: Path) -> Any:
+    """As ``load_torch_file``, but the tensors are views of the mapped file if it is a zip file with plain content.
+
+    Of other files, torch maps tensors without looking at the sizes of their records.
+    """
+    if _is_zip(path) and not settings.trust_pickle():
+        archive = map_archive(path)
+        with suppress(Exception):  # torch knows more types, and says what is wrong
+            return unpickle_archive(archive)
+    return load_torch_file(path)
 
 
 def _is_zip(path: Path) -> bool:

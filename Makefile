@@ -60,10 +60,12 @@ crash: venv
 demo: venv
 	.venv/bin/python examples/rollback.py
 
-#: make bench          the measurements
+#: make bench          the measurements, in an hour; load.json and load.png in benchmarks/results
 bench: venv
 	.venv/bin/python benchmarks/start_up.py
 	.venv/bin/python benchmarks/save.py
+	.venv/bin/python -W ignore benchmarks/shared_read.py
+	.venv/bin/python benchmarks/load.py --output benchmarks/results
 
 #: make lint           what pre-commit checks
 lint: venv

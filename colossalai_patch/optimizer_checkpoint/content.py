@@ -12,6 +12,7 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 
 DEEPEST = 50  # levels of containers; native goes through them by recursion
 FEWEST_VALUES = 10_000
+NUMBERS_THAT_TORCH_COPIES_ALONE = 2**15  # from which on it starts threads
 SHARED_BYTES = 2**27  # of tensors that share memory in the file and are copied apart
 
 
@@ -72,10 +73,10 @@ def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) ->
 def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         return copy.deepcopy(tensor)
-    if not _is_one_block(tensor):
+    if tensor.numel() < NUMBERS_THAT_TORCH_COPIES_ALONE or not _is_one_block(tensor):
         return tensor.clone()
     copied = torch.empty_like(tensor)
-    # torch's own copy would start threads of its own in each of those that read
+    # torch's own copy would start threads in each of the threads that read
     ctypes.memmove(copied.data_ptr(), tensor.data_ptr(), bytes_of(tensor))
     return copied
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def read_index(index_file: str | Path) -> Index:
         )
     folder = index_file.parent
     group_file = check_name(metadata[GROUP_FILE_KEY], folder)
-    shard_by_id = {as_param_id(key): check_name(name, folder) for key, name in weight_map.items()}
+    shard_files = _checked_once(weight_map.values(), folder)
+    shard_by_id = {as_param_id(key): shard_files[name] for key, name in weight_map.items()}
     if len(shard_by_id) < len(weight_map):
         raise CheckpointError(f"{index_file} is damaged: it names a parameter twice. Use another checkpoint.")
     checksums, sizes = _recorded(metadata.get(FILES_KEY, {}), index_file)
@@ -144,6 +146,15 @@ def size_of_states(checkpoint: str | Path) -> int:
 def _is_index_name(name: str) -> bool:
     stem, separator, rest = name.partition(".index")
     return bool(stem and separator) and rest.startswith(".") and rest.endswith(".json")
+
+
+def _checked_once(names: Iterable[Any], folder: Path) -> dict[str, Path]:
+    """Check names, of which many are the same."""
+    paths: dict[str, Path] = {}
+    for name in names:
+        if not isinstance(name, str) or name not in paths:
+            paths[name] = check_name(name, folder)
+    return paths
 
 
 def _read_json(index_file: Path) -> Any:

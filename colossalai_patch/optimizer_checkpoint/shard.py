@@ -85,27 +85,18 @@ def map_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
 
 
-def in_batches(states: dict[ParamId, State]) -> Iterator[dict[ParamId, State]]:
-    """Split states, in order, into batches of at least ``BYTES_OF_A_BATCH``, the last one excepted."""
+def in_batches(states: dict[ParamId, State]) -> Iterator[tuple[int, dict[ParamId, State]]]:
+    """Split states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more; give the bytes of each."""
     batch: dict[ParamId, State] = {}
     size = 0
     for param_id, state in states.items():
         batch[param_id] = state
-        size += _bytes_of_state(state)
+        size += sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
         if size >= BYTES_OF_A_BATCH:
-            yield batch
+            yield size, batch
             batch, size = {}, 0
     if batch:
-        yield batch
-
-
-def bytes_of_states(states: dict[ParamId, State]) -> int:
-    """The bytes of the tensors in ``states``."""
-    return sum(map(_bytes_of_state, states.values()))
-
-
-def _bytes_of_state(state: State) -> int:
-    return sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
+        yield size, batch
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:

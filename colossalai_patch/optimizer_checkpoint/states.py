@@ -12,13 +12,12 @@ from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.shard import (
     State,
     Take,
-    bytes_of_states,
     copy_state,
     in_batches,
     take_states,
 )
 
-FEWEST_THREADS = min(4, len(os.sched_getaffinity(0)))
+FEWEST_THREADS = min(4, os.cpu_count() or 1)
 
 Begun = TypeVar("Begun")
 States = dict[ParamId, State]
@@ -55,7 +54,8 @@ class StreamedStates:
         try:
             for batches in _begun_ahead(self._batches(threads), self.shards_ahead):
                 while batches:
-                    size, states = batches.popleft().result()
+                    size, taken = batches.popleft()
+                    states = taken.result()
                     while states:
                         param_id = next(iter(states))
                         yield param_id, states.pop(param_id)
@@ -63,14 +63,12 @@ class StreamedStates:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[Future[tuple[int, States]]]]:
-        """Yield for each shard the batches of its states, which the threads are then taking."""
+    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[tuple[int, Future[States]]]]:
+        """Yield for each shard the batches of its states, with their bytes, which the threads are then taking."""
         mapped = _begun_ahead((threads.submit(shard) for shard in self.shards), 1)
         for shard in mapped:
-            yield deque(threads.submit(self._take, batch) for batch in in_batches(shard.result()))
-
-    def _take(self, batch: States) -> tuple[int, States]:
-        return bytes_of_states(batch), take_states(batch, self.take)
+            batches = in_batches(shard.result())
+            yield deque((size, threads.submit(take_states, batch, self.take)) for size, batch in batches)
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, StreamedStates
-from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, bytes_of_states, in_batches
+from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, in_batches
 
 SHARDS, PARAMETERS = 6, 5
 
@@ -98,8 +98,9 @@ def test_progress_is_told_of_every_byte_of_the_shards_whatever_is_taken():
 def test_batches_hold_all_states_in_order_and_none_is_much_larger_than_it_must_be(numbers):
     states = make_states(0, numbers)
     batches = list(in_batches(states))
-    assert [param_id for batch in batches for param_id in batch] == list(states)
-    assert all(bytes_of_states(batch) < BYTES_OF_A_BATCH + numbers * 4 for batch in batches)
+    assert [param_id for _, batch in batches for param_id in batch] == list(states)
+    assert [size for size, _ in batches] == [len(batch) * numbers * 4 for _, batch in batches]
+    assert all(size < BYTES_OF_A_BATCH + numbers * 4 for size, _ in batches)
 
 
 def test_a_shard_without_states_has_no_batch():

@@ -116,6 +116,9 @@ def test_a_file_that_torch_refuses_is_refused(tmp_path, change, value):
     [
         torch.arange(6.0).reshape(2, 3).t(),
         torch.arange(6.0)[::2],
+        torch.arange(1e5).reshape(4, -1),
+        torch.arange(1e5).reshape(4, -1).t(),
+        torch.arange(1e5).to(torch.complex64).conj(),
         torch.ones(1).expand(4),
         torch.empty(0, 3),
         torch.tensor(1.0),

@@ -1,3 +1,5 @@
+from colossalai.checkpoint_io.checkpoint_io_base import unwrapped
+
 from colossalai_patch.optimizer_checkpoint import load_optimizer_checkpoint, load_optimizer_file
 from colossalai_patch.overlay import extend_release
 
@@ -9,4 +11,4 @@ class GeneralCheckpointIO(release.GeneralCheckpointIO):
         load_optimizer_checkpoint(optimizer, index_file_path, low_cpu_mem_mode, num_threads)
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
-        load_optimizer_file(optimizer, checkpoint)
+        load_optimizer_file(unwrapped(optimizer), checkpoint)

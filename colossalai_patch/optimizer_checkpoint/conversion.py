@@ -131,6 +131,7 @@ def convert(source: Source, destination: OneFile | Sharded, progress: Progress =
         TypeError, ValueError: if the format has no place for a value.
         OSError: if a file cannot be read or written.
     """
+    source.check_checksums()  # since what is written gets checksums of its own
     save = begin_save(destination.target, ALONE)
 
     def write(path: str) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
+from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
@@ -64,6 +65,18 @@ class Source:
         """Yield what ``take`` keeps of each state, reading one file after the other."""
         for piece in self.pieces:
             yield from piece.read(take).items()
+
+    def check_checksums(self) -> None:
+        """Make sure that the files that hold states are as they were saved, where that is recorded.
+
+        Raises:
+            CheckpointError: if one is not.
+            OSError: if one cannot be read.
+        """
+        checksums = {} if self.index is None else self.index.checksums
+        for piece in self.pieces:
+            if piece.path in checksums:
+                check_checksum(piece.path, checksums[piece.path])
 
 
 def view(param_id: ParamId, state: State) -> State:

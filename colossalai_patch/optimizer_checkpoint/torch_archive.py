@@ -92,7 +92,8 @@ def unpickle_archive(archive: Archive) -> Any:
     """Give what was saved, the tensors in it being views of the mapping.
 
     Raises:
-        Exception: any, if the file is damaged, or holds something else than plain values and plain tensors.
+        CheckpointError: if a tensor is not whole.
+        Exception: any other, if the file is damaged, or holds something else than plain values and plain tensors.
     """
     torch._C.PyTorchFileReader(archive.path)  # refuses what torch.load does not take for a file of torch.save
     if sys.byteorder != "little" or bytes(archive.bytes_of("byteorder")) != b"little":
@@ -141,8 +142,12 @@ class _ArchiveUnpickler(PlainUnpickler):
         raise pickle.UnpicklingError(f"{persistent_id!r:.80} is no storage")
 
     def _storage(self, record: Record, dtype: torch.dtype, numbers: int) -> torch.Tensor:
-        if record.size != numbers * dtype.itemsize or record.offset % dtype.itemsize:
-            raise pickle.UnpicklingError("a storage is not of the size that the pickle says, or not aligned")
+        if record.size != numbers * dtype.itemsize:  # torch 2.5 does not look
+            raise CheckpointError(
+                f"{self._archive.path} is damaged: a tensor has {record.size} bytes in it, not as many as it needs."
+            )
+        if record.offset % dtype.itemsize:
+            raise pickle.UnpicklingError("a storage is not aligned")
         if not numbers:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._archive.content, dtype=dtype, count=numbers, offset=record.offset)

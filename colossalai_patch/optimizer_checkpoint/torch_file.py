@@ -3,7 +3,6 @@
 import os
 import re
 import tarfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,12 @@ def map_torch_file(path: Path) -> Any:
     """
     if _is_zip(path) and not settings.trust_pickle():
         archive = map_archive(path)
-        with suppress(Exception):  # torch knows more types, and says what is wrong
+        try:
             return unpickle_archive(archive)
+        except CheckpointError:
+            raise
+        except Exception:  # torch knows more types, and says what is wrong
+            return load_torch_file(path)
     return load_torch_file(path)
 
 

@@ -12,7 +12,7 @@ from written_checkpoints import changed, make_state_dict, write_file, write_shar
 
 from colossalai_patch.optimizer_checkpoint import conversion
 from colossalai_patch.optimizer_checkpoint.conversion import convert, one_file, sharded
-from colossalai_patch.optimizer_checkpoint.errors import SaveError
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, SaveError
 from colossalai_patch.optimizer_checkpoint.single_file import map_optimizer_file
 from colossalai_patch.optimizer_checkpoint.source import open_source, view
 from colossalai_patch.optimizer_checkpoint.summary import summarize
@@ -129,6 +129,19 @@ def test_what_would_be_replaced_is_known(tmp_path, source, form):
     convert(source, target)
     replaced = target.target.replaced()
     assert set(replaced) == (set(path.iterdir()) if path.is_dir() else {path})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_damage_that_only_a_checksum_shows_is_not_written_anew(tmp_path, source, form):
+    damaged = convert_to(source, tmp_path, "bin")
+    shard = min(damaged.glob("pytorch_optim-*"), key=lambda file: file.name[-9:])
+    content = shard.read_bytes()
+    value = content.index(torch.load(shard, weights_only=True)[0]["exp_avg"].numpy().tobytes())
+    shard.write_bytes(content[:value] + bytes([content[value] ^ 1]) + content[value + 1 :])
+    (tmp_path / "target").mkdir()
+    with pytest.raises(CheckpointError, match=f"{shard.name} is damaged"):
+        convert_to(open_source(damaged), tmp_path / "target", form)
+    assert list((tmp_path / "target").iterdir()) == []
 
 
 def write_something_else(path, content, advance):

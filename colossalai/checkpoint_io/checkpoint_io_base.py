@@ -37,10 +37,6 @@ def has_index_file(checkpoint_path):
     return bool(found), next(iter(found), None)
 
 
-def unwrapped(optimizer):
-    return optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
-
-
 class CheckpointIO(release.CheckpointIO):
     def __init__(self):
         super().__init__()
@@ -93,7 +89,8 @@ class CheckpointIO(release.CheckpointIO):
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
         self._wait_for_saves("model", "optimizer")
         began = time.perf_counter()
-        with unchanged_on_failure(unwrapped(optimizer)), self._ranks().all_or_none(CheckpointError):
+        inner = optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
+        with unchanged_on_failure(inner), self._ranks().all_or_none(CheckpointError):
             found = str(find_index(checkpoint, prefix) or checkpoint)
             super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
         _log_load(found, time.perf_counter() - began)

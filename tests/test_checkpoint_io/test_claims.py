@@ -25,7 +25,8 @@ def outcomes():
     def of(patch):
         command = [sys.executable, "-W", "ignore", SCRIPT]
         variables = os.environ | {"COLOSSALAI_PATCH": patch}
-        return json.loads(subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True).stdout)
+        output = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return json.loads(output[f"\n{output}".rindex("\n{\n") :])  # behind what ColossalAI logs
 
     return [of("off"), of("on")]
 

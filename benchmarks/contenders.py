@@ -18,8 +18,9 @@ from colossalai.accelerator.cpu_accelerator import CpuAccelerator
 from colossalai.checkpoint_io import GeneralCheckpointIO
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+from colossalai_patch.optimizer_checkpoint.states import FEWEST_THREADS
+
 PAGE = 4096
-FILLING_THREADS = 4
 STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -57,7 +58,7 @@ def fill_fresh_memory(model, optimizer, folder, layout):
     def filled(parameter):
         return parameter, {name: torch.empty_like(parameter, requires_grad=False).fill_(1.0) for name in STATES}
 
-    with ThreadPoolExecutor(FILLING_THREADS) as threads:
+    with ThreadPoolExecutor(FEWEST_THREADS) as threads:
         optimizer.state.update(threads.map(filled, list(model.parameters())))
 
 

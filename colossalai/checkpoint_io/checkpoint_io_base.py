@@ -132,10 +132,12 @@ class _NoBuffers(dict):
 
 
 def _log_load(checkpoint, seconds):
+    if all_ranks().rank != 0:
+        return
     gigabytes = size_of_states(checkpoint) / 1e9
     speed = gigabytes / seconds
     message = f"Loaded the optimizer from {checkpoint}: {gigabytes:.3g} GB in {seconds:.3g} s, {speed:.3g} GB/s"
-    get_dist_logger().info(message, ranks=[0])
+    get_dist_logger().info(message)
 
 
 def _target(checkpoint, shard, prefix, layout):

@@ -95,7 +95,10 @@ def unpickle_archive(archive: Archive) -> Any:
         CheckpointError: if a tensor is not whole.
         Exception: any other, if the file is damaged, or holds something else than plain values and plain tensors.
     """
-    torch._C.PyTorchFileReader(archive.path)  # refuses what torch.load does not take for a file of torch.save
+    reader = torch._C.PyTorchFileReader(archive.path)  # refuses what torch.load does not take for a file of torch.save
+    reader.serialization_id()  # which torch 2.5 refuses if it is no text
+    if ".storage_alignment" in archive.records:
+        int(bytes(archive.bytes_of(".storage_alignment")))  # as torch.load since 2.7
     if sys.byteorder != "little" or bytes(archive.bytes_of("byteorder")) != b"little":
         raise pickle.UnpicklingError("the numbers have another byte order than here")
     return _ArchiveUnpickler(archive).load()

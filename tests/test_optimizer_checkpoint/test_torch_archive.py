@@ -87,6 +87,22 @@ def rewrite(path, change):
                 file.writestr(name, changed)
 
 
+@pytest.mark.parametrize(
+    "name", [".data/serialization_id", ".format_version", ".storage_alignment", "byteorder", "version"]
+)
+@pytest.mark.parametrize("content", [b"", b"\xd0\x00", b"64", b" 3\n"])
+def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp_path, name, content):
+    path = save(torch.arange(64.0), tmp_path)
+    rewrite(path, lambda written, old: content if written == name else old)
+    try:
+        expected = torch.load(path, weights_only=True)
+    except Exception:
+        with pytest.raises(CheckpointError, match=re.escape(str(path))):
+            map_torch_file(path)
+    else:
+        assert_same(map_torch_file(path), expected)
+
+
 def test_a_tensor_that_is_not_whole_is_refused(tmp_path):
     path = save(torch.arange(64.0), tmp_path)
     rewrite(path, lambda name, content: content[:-4] if name == "data/0" else content)

@@ -23,6 +23,7 @@ from colossalai_patch.optimizer_checkpoint.pickled_values import PlainUnpickler
 
 SIGNATURE = b"PK\x03\x04"
 _DIRECTORY = 0x10  # torch takes a record with this attribute for empty, and gives memory that nobody filled
+_NOT_AS_IT_IS = 0x61  # encrypted, a patch, or strongly encrypted
 _HEADER = struct.Struct("<4s5H3L2H")
 
 
@@ -66,8 +67,8 @@ def map_archive(path: Path) -> Archive:
             entries = file.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise CheckpointError(f"{path} is not complete ({error}). Was the save interrupted?") from error
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(f"{path} is compressed, which torch.save never does. Do not use it.")
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _NOT_AS_IT_IS for entry in entries):
+        raise CheckpointError(f"{path} is compressed or encrypted, which torch.save never does. Do not use it.")
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     records = {entry.orig_filename.partition("/")[2]: _record(content, entry, path) for entry in entries}
@@ -81,7 +82,9 @@ def _record(content: mmap.mmap, entry: zipfile.ZipInfo, path: Path) -> Record:
     header = content[entry.header_offset : entry.header_offset + _HEADER.size + len(name)]
     if header[:4] != SIGNATURE or header[_HEADER.size :] != name or entry.external_attr & _DIRECTORY:
         raise CheckpointError(f"{path} is damaged: {entry.orig_filename} is not where it should be.")
-    length_of_extra_field = _HEADER.unpack_from(header)[-1]
+    *_, length_of_name, length_of_extra_field = _HEADER.unpack_from(header)
+    if length_of_name != len(name):
+        raise CheckpointError(f"{path} is damaged: the name of {entry.orig_filename} has two lengths.")
     record = Record(entry.header_offset + len(header) + length_of_extra_field, entry.file_size)
     if record.offset + record.size > len(content):
         raise CheckpointError(f"{path} is not complete: it ends in {entry.orig_filename}. Was the save interrupted?")
@@ -117,6 +120,16 @@ def _rebuilt_tensor(
     return storage.as_strided(shape, stride, offset)
 
 
+_OPCODES = [
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BINPERSID),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT, pickle.BINUNICODE),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+]
+
+
 class _ArchiveUnpickler(PlainUnpickler):
     ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): OrderedDict,
@@ -132,6 +145,9 @@ class _ArchiveUnpickler(PlainUnpickler):
         ("torch", "ShortStorage"): torch.int16,
         ("torch._utils", "_rebuild_tensor_v2"): _rebuilt_tensor,
     }
+
+    # What torch.save writes for plain values, in protocol 2; torch does not admit all that a pickle may have.
+    dispatch: ClassVar = {opcode: PlainUnpickler.dispatch[opcode] for opcode in b"".join(_OPCODES)}
 
     def __init__(self, archive: Archive) -> None:
         super().__init__(io.BytesIO(archive.bytes_of("data.pkl")))

@@ -1,5 +1,6 @@
 """Plain files of torch.save are read without torch's unpickler, to the same content; others are torch's to read."""
 
+import contextlib
 import re
 import zipfile
 from collections import OrderedDict
@@ -101,6 +102,23 @@ def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp
             map_torch_file(path)
     else:
         assert_same(map_torch_file(path), expected)
+
+
+def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
+    path = save([torch.ones(3), (1, 2.5, None, True)], tmp_path)
+    content = path.read_bytes()
+    not_as_natively = []
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with contextlib.suppress(CheckpointError):
+            loaded = map_torch_file(path)
+            try:
+                assert_same(loaded, torch.load(path, map_location="cpu", weights_only=True))
+            except Exception as error:
+                not_as_natively.append((bit, str(error)))
+    assert not_as_natively == []
 
 
 def test_a_tensor_that_is_not_whole_is_refused(tmp_path):

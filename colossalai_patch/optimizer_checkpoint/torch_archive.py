@@ -115,7 +115,7 @@ def _rebuilt_tensor(
     requires_grad: bool,
     backward_hooks: OrderedDict[Any, Any],
 ) -> torch.Tensor:
-    if requires_grad or backward_hooks:
+    if requires_grad is not False or backward_hooks != OrderedDict():
         raise pickle.UnpicklingError("a tensor has hooks, or requires gradients")
     return storage.as_strided(shape, stride, offset)
 
@@ -156,7 +156,7 @@ class _ArchiveUnpickler(PlainUnpickler):
     def persistent_load(self, persistent_id: Any) -> torch.Tensor:
         """Give a storage as the flat tensor of its numbers."""
         match persistent_id:
-            case ("storage", torch.dtype() as dtype, str(key), str(), int(numbers)):
+            case ("storage", torch.dtype() as dtype, str(key), str(), int(numbers)) if type(persistent_id) is tuple:
                 return self._storage(self._archive.records[f"data/{key}"], dtype, numbers)
         raise pickle.UnpicklingError(f"{persistent_id!r:.80} is no storage")
 

@@ -2,7 +2,7 @@
 
 import copy
 import ctypes
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 DEEPEST = 50  # levels of containers; native goes through them by recursion
 FEWEST_VALUES = 10_000
 NUMBERS_THAT_TORCH_COPIES_ALONE = 2**15  # from which on it starts threads
+CONTAINERS = (dict, list, tuple, set, frozenset)
 SHARED_BYTES = 2**27  # of tensors that share memory in the file and are copied apart
 
 
@@ -27,31 +28,25 @@ def check_bounds(path: Path, content: Any) -> None:
     """
     size = path.stat().st_size
     values, tensor_bytes = 1, 0
-    pending = [(content, 0)]
+    pending = [([content], 0)]
     while pending:
-        value, depth = pending.pop()
-        inner = _inner_values(value)
+        container, depth = pending.pop()
+        inner = container.values() if isinstance(container, dict) else container
         values += len(inner)
-        tensor_bytes += bytes_of(value) if isinstance(value, torch.Tensor) else 0
+        tensor_bytes += sum(bytes_of(item) for item in inner if isinstance(item, torch.Tensor))
         if depth > DEEPEST or values > FEWEST_VALUES + size or tensor_bytes > size + SHARED_BYTES:
             raise CheckpointError(
                 f"{path} is damaged: it has {size} bytes and unpacks to at least {values} values, {tensor_bytes} "
                 f"bytes of tensors and {depth} levels. Use another checkpoint."
             )
-        pending += ((item, depth + 1) for item in inner)
-
-
-def _inner_values(value: Any) -> Collection[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple, set, frozenset)) else ()
+        pending += ((item, depth + 1) for item in inner if isinstance(item, CONTAINERS))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's values, and of its indices if it is sparse."""
     if tensor.layout is not torch.strided:
         return sum(bytes_of(part) for part in (tensor._indices(), tensor._values()))
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def copied_value(value: Any) -> Any:

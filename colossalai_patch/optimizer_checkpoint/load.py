@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
+from colossalai_patch.optimizer_checkpoint.collector import paused_collector
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, StateReleasedError
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
@@ -60,7 +61,7 @@ def load_streamed(
         CheckpointError, OSError: as ``states.items()`` and ``load_state_dict``.
         ValueError: as native, if the groups differ from the optimizer's in number or size.
     """
-    with unchanged_on_failure(optimizer), progress_bar(states.size) as bar:
+    with paused_collector(), unchanged_on_failure(optimizer), progress_bar(states.size) as bar:
         if settings.release_old_state() and optimizer.state:
             _release_state(optimizer, param_groups)
         states = replace(states, advance=bar.update)

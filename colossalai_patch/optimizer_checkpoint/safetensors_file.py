@@ -17,6 +17,7 @@ from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
+from colossalai_patch.optimizer_checkpoint.safetensors_tensors import MappedTensors
 
 PARAM_GROUPS = "param_groups"
 
@@ -51,13 +52,14 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
             metadata = file.metadata() or {}
             pickled = set(json.loads(metadata.get("non_tensor_keys", "[]")))
             plain = json.loads(metadata.get("plain_values", "{}"))
+            tensors = MappedTensors(path, file)
             for key in file.keys():  # noqa: SIM118, since safe_open has no __iter__
                 if key in plain:
-                    yield key, plain_values.decode(plain[key], file.get_tensor)
+                    yield key, plain_values.decode(plain[key], tensors.__getitem__)
                 elif key in pickled:
-                    yield key, unpickle_plain(file.get_tensor(key).numpy().tobytes())
+                    yield key, unpickle_plain(tensors[key].numpy().tobytes())
                 else:
-                    yield key, file.get_tensor(key)
+                    yield key, tensors[key]
     except (SafetensorError, pickle.UnpicklingError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged, or not to be trusted: {error}. Use another checkpoint.") from error
 

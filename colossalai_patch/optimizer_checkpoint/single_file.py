@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from colossalai_patch.optimizer_checkpoint.collector import paused_collector
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.load import load_streamed
@@ -61,7 +62,8 @@ def map_optimizer_file(path: Path) -> dict[str, Any]:
     is_safetensors = path.suffix == ".safetensors"
     if not is_safetensors and not _is_torch_file(path):
         raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
-    state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
+    with paused_collector():
+        state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
     if not _is_state_dict(state_dict):
         raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)

@@ -3,8 +3,9 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
@@ -18,9 +19,11 @@ from colossalai_patch.optimizer_checkpoint.shard import (
 )
 
 FEWEST_THREADS = min(4, os.cpu_count() or 1)
+FEWEST_BYTES_FOR_A_THREAD = 2**17  # of a parameter's state, on average; below, threads wait for the interpreter's lock
 
 Begun = TypeVar("Begun")
 States = dict[ParamId, State]
+Batches = deque[tuple[int, Callable[[], States]]]
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class StreamedStates:
     Attributes:
         shards: for each shard, in order, a function that gives its states, their tensors being views of its file.
         size: the bytes of all shards.
-        shards_ahead: how many shards beyond the one in use may be in memory, at least 1. One more is mapped.
-        threads: how many threads read.
-        take: what to keep of each state, copied, or None to leave it out. It runs in these threads.
+        shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
+        threads: how many threads take large states; small ones are taken when they are asked for.
+        take: what to keep of each state, copied, or None to leave it out.
         advance: is told how many bytes of the shards were consumed.
     """
 
@@ -55,7 +58,7 @@ class StreamedStates:
             for batches in _begun_ahead(self._batches(threads), self.shards_ahead):
                 while batches:
                     size, taken = batches.popleft()
-                    states = taken.result()
+                    states = taken()
                     while states:
                         param_id = next(iter(states))
                         yield param_id, states.pop(param_id)
@@ -63,12 +66,15 @@ class StreamedStates:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[deque[tuple[int, Future[States]]]]:
-        """Yield for each shard the batches of its states, with their bytes, which the threads are then taking."""
-        mapped = _begun_ahead((threads.submit(shard) for shard in self.shards), 1)
-        for shard in mapped:
-            batches = in_batches(shard.result())
-            yield deque((size, threads.submit(take_states, batch, self.take)) for size, batch in batches)
+    def _batches(self, threads: ThreadPoolExecutor) -> Iterator[Batches]:
+        """Yield for each shard the batches of its states: their bytes, and what gives them, taken."""
+        for shard in self.shards:
+            yield deque((size, self._begun(threads, size, batch)) for size, batch in in_batches(shard()))
+
+    def _begun(self, threads: ThreadPoolExecutor, size: int, batch: States) -> Callable[[], States]:
+        if size < FEWEST_BYTES_FOR_A_THREAD * len(batch):
+            return partial(take_states, batch, self.take)
+        return threads.submit(take_states, batch, self.take).result
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

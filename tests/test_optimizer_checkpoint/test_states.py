@@ -7,6 +7,7 @@ import torch
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, StreamedStates
 from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, in_batches
+from colossalai_patch.optimizer_checkpoint.states import FEWEST_BYTES_FOR_A_THREAD
 
 SHARDS, PARAMETERS = 6, 5
 
@@ -19,13 +20,13 @@ def make_states(shard, numbers=3):
 class Recorded:
     """Shards that note which of them were mapped, and a ``take`` that notes what was taken."""
 
-    def __init__(self):
-        self.mapped, self.taken = [], []
+    def __init__(self, numbers=3):
+        self.mapped, self.taken, self.numbers = [], [], numbers
         self.shards = [lambda shard=shard: self.map(shard) for shard in range(SHARDS)]
 
     def map(self, shard):
         self.mapped.append(shard)
-        return make_states(shard)
+        return make_states(shard, self.numbers)
 
     def take(self, param_id, state):
         self.taken.append(param_id)
@@ -45,12 +46,24 @@ def test_states_come_in_the_order_of_the_shards(threads, shards_ahead):
 
 
 @pytest.mark.parametrize("shards_ahead", [1, 2])
-def test_no_more_shards_than_allowed_are_taken_and_one_more_is_mapped(shards_ahead):
-    recorded = Recorded()
+@pytest.mark.parametrize("numbers", [3, FEWEST_BYTES_FOR_A_THREAD // 4])
+def test_no_more_shards_than_allowed_are_mapped_and_taken(shards_ahead, numbers):
+    recorded = Recorded(numbers)
     for param_id, _ in StreamedStates(recorded.shards, 0, shards_ahead, 4, recorded.take).items():
         in_use = param_id // PARAMETERS
         assert max(recorded.taken) // PARAMETERS <= in_use + shards_ahead
-        assert max(recorded.mapped) <= in_use + shards_ahead + 1
+        assert max(recorded.mapped) <= in_use + shards_ahead
+
+
+@pytest.mark.parametrize(("numbers", "in_threads"), [(3, False), (FEWEST_BYTES_FOR_A_THREAD // 4, True)])
+def test_threads_take_large_states_and_the_caller_small_ones(numbers, in_threads):
+    def take(param_id, state):
+        takers.add(threading.current_thread())
+        return state
+
+    takers = set()
+    assert len(dict(StreamedStates(Recorded(numbers).shards, 0, take=take).items())) == SHARDS * PARAMETERS
+    assert (threading.current_thread() not in takers) is in_threads
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
@@ -67,19 +80,22 @@ def test_as_many_threads_as_asked_for_take_at_the_same_time(threads):
     assert len(dict(StreamedStates(large, 0, 1, threads, take).items())) == 2 * PARAMETERS
 
 
-def test_an_error_of_a_thread_reaches_the_caller_after_the_states_before_it():
-    def damaged():
-        raise CheckpointError("shard-00003.bin is damaged")
+def damaged(*_):
+    raise CheckpointError("shard-00003.bin is damaged")
 
-    recorded, found = Recorded(), []
-    shards = [*recorded.shards[:4], damaged, recorded.shards[5]]
+
+@pytest.mark.parametrize("numbers", [3, FEWEST_BYTES_FOR_A_THREAD // 4])
+@pytest.mark.parametrize("of", ["a shard", "a state"])
+def test_an_error_reaches_the_caller(of, numbers):
+    recorded = Recorded(numbers)
+    shards, take = ([damaged, *recorded.shards], recorded.take) if of == "a shard" else (recorded.shards, damaged)
     with pytest.raises(CheckpointError, match=r"shard-00003\.bin is damaged"):
-        found += StreamedStates(shards, 0).items()
+        list(StreamedStates(shards, 0, take=take).items())
     assert threads_that_read() == []
 
 
 def test_leaving_early_stops_the_threads():
-    recorded = Recorded()
+    recorded = Recorded(FEWEST_BYTES_FOR_A_THREAD // 4)
     states = StreamedStates(recorded.shards, 0).items()
     next(states)
     states.close()

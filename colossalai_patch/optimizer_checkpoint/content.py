@@ -2,7 +2,7 @@
 
 import copy
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def check_bounds(path: Path, content: Any) -> None:
     """
     size = path.stat().st_size
     values, tensor_bytes = 1, 0
-    pending = [([content], 0)]
+    pending: list[tuple[Collection[Any], int]] = [([content], 0)]
     while pending:
         container, depth = pending.pop()
         inner = container.values() if isinstance(container, dict) else container

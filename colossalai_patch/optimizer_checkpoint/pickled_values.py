@@ -34,6 +34,22 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
+def _load_setitem(unpickler: Any) -> None:
+    _check_dict(unpickler.stack[-3])
+    pickle._Unpickler.dispatch[pickle.SETITEM[0]](unpickler)
+
+
+def _load_setitems(unpickler: Any) -> None:
+    _check_dict(unpickler.metastack[-1][-1])
+    pickle._Unpickler.dispatch[pickle.SETITEMS[0]](unpickler)
+
+
+def _check_dict(target: Any) -> None:
+    """A tensor's items are numbers of the file, which others may share."""
+    if not isinstance(target, dict):
+        raise pickle.UnpicklingError(f"the pickle sets items of a {type(target).__name__}")
+
+
 class PlainUnpickler(pickle._Unpickler):
     """Admits what ``ADMITTED`` names, under which each use of the name finds what stands there.
 
@@ -48,27 +64,12 @@ class PlainUnpickler(pickle._Unpickler):
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
         ("torch.storage", "_load_from_bytes"): _load_storage,
     }
-
-    def load_setitem(self) -> None:
-        """Set an item, of a dict only: a tensor's would be numbers of the file that others may share."""
-        self._check_dict(self.stack[-3])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        """Set items, of a dict only."""
-        self._check_dict(self.metastack[-1][-1])
-        super().load_setitems()
-
-    def _check_dict(self, target: Any) -> None:
-        if not isinstance(target, dict):
-            raise pickle.UnpicklingError(f"the pickle sets items of a {type(target).__name__}")
-
     # What is left out sets attributes of an object or calls a class, which no plain value needs.
     dispatch: ClassVar = {
         opcode: function
         for opcode, function in pickle._Unpickler.dispatch.items()
         if bytes([opcode]) not in (pickle.BUILD, pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX)
-    } | {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
+    } | {pickle.SETITEM[0]: _load_setitem, pickle.SETITEMS[0]: _load_setitems}
 
     def find_class(self, module: str, name: str) -> Any:
         """Give what a pickle asks for by its name, if it is admitted.

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Check that a checkpoint is sound.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
-@click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity in the states.")
+@click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity too, which are not sound.")
 @json_option
 def verify(checkpoint: str, prefix: str | None, with_values: bool, as_json: bool) -> None:
-    """Check that CHECKPOINT is whole and would load, with all checksums that are recorded.
+    """Check that CHECKPOINT is whole, would load, and is as it was saved.
 
-    The first line says what it is, and so does the exit code: 0 sound, 1 not sound, 2 not a checkpoint.
+    Files are compared with the checksums in the index, or with those that torch.save puts into a file. Where there is
+    neither, CHECKPOINT is only sound as far as can be told.
+
+    The exit code is 0 when it is sound, 1 when it is not, and 2 when it is no checkpoint.
 
     \b
     Example:
@@ -52,9 +55,11 @@ def verify(checkpoint: str, prefix: str | None, with_values: bool, as_json: bool
 
 
 def _show(found: "Verification", console: Console) -> None:
-    verdict = as_text("sound", "green") if found.sound else as_text("not sound", "red")
-    console.print(Text.assemble(verdict, as_text(f": {found.checkpoint}")))
-    console.print(f"files: {found.files}, {found.checksums} of them with a checksum")
+    console.print(Text.assemble(_verdict(found), as_text(f": {found.checkpoint}")))
+    console.print(
+        f"files: {found.files}, missing: {found.missing}, damaged: {found.damaged}, "
+        f"without a checksum: {found.without_checksum}"
+    )
     for problem in shortened(found.problems):
         console.print(as_text(problem))
     if not found.not_finite:
@@ -63,3 +68,9 @@ def _show(found: "Verification", console: Console) -> None:
     for name, counts in found.not_finite.items():
         table.add_row(as_text(name), str(counts.nan), str(counts.infinite), str(counts.params))
     print_table(table, console)
+
+
+def _verdict(found: "Verification") -> Text:
+    if not found.sound:
+        return as_text("not sound", "red")
+    return as_text("sound as far as can be told", "yellow") if found.without_checksum else as_text("sound", "green")

@@ -52,4 +52,7 @@ def check_checksum_of_mapping(path: Path, recorded: str) -> None:
 
 def _compare(path: Path, actual: str, recorded: str) -> None:
     if actual != recorded:
-        raise CheckpointError(f"{path} is damaged: it is not the file that was saved. Use another checkpoint.")
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is {actual}, and was {recorded} when it was saved. "
+            "Use another checkpoint."
+        )

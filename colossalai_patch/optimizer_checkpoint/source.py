@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from colossalai_patch.optimizer_checkpoint.as_saved import check_as_saved
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
-from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
@@ -67,7 +67,7 @@ class Source:
             yield from piece.read(take).items()
 
     def check_checksums(self) -> None:
-        """Make sure that the files that hold states are as they were saved, where that is recorded.
+        """Make sure that the files that hold states are as they were saved, where a checksum tells.
 
         Raises:
             CheckpointError: if one is not.
@@ -75,8 +75,7 @@ class Source:
         """
         checksums = {} if self.index is None else self.index.checksums
         for piece in self.pieces:
-            if piece.path in checksums:
-                check_checksum(piece.path, checksums[piece.path])
+            check_as_saved(piece.path, checksums.get(piece.path))
 
 
 def view(param_id: ParamId, state: State) -> State:

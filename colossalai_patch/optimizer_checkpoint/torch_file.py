@@ -22,7 +22,7 @@ def load_torch_file(path: Path) -> Any:
         CheckpointError: if the file is damaged, or holds what ``torch.load(weights_only=True)`` does not admit.
         OSError: if the file cannot be read.
     """
-    (map_archive if _is_zip(path) else _check_legacy)(path)
+    (map_archive if is_zip(path) else _check_legacy)(path)
     weights_only = not settings.trust_pickle()
     try:
         return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
@@ -37,7 +37,7 @@ def map_torch_file(path: Path) -> Any:
 
     Of other files, torch maps tensors without looking at the sizes of their records.
     """
-    if _is_zip(path) and not settings.trust_pickle():
+    if is_zip(path) and not settings.trust_pickle():
         archive = map_archive(path)
         try:
             return unpickle_archive(archive)
@@ -48,7 +48,12 @@ def map_torch_file(path: Path) -> Any:
     return load_torch_file(path)
 
 
-def _is_zip(path: Path) -> bool:
+def is_zip(path: Path) -> bool:
+    """Whether a file is of the kind that ``torch.save`` has written since torch 1.6.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
     with path.open("rb") as file:
         return file.read(len(SIGNATURE)) == SIGNATURE
 

@@ -1,7 +1,8 @@
 """Whether a checkpoint is sound: every file is looked at, and all that is wrong is told."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.checksum import check_checksum
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, NotACheckpointError
+from colossalai_patch.optimizer_checkpoint.as_saved import check_as_saved
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError, NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.files import check_complete, check_file
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index, read_index
 from colossalai_patch.optimizer_checkpoint.param_groups import read_param_groups
@@ -39,21 +40,24 @@ class NotFinite:
     params: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verification:
     """What was found.
 
     Attributes:
         checkpoint: the index, or the only file.
-        files: how many files were looked at.
-        checksums: how many of them have a recorded checksum.
-        problems: what is wrong with the files.
+        files: how many files were looked at: all that the checkpoint consists of but the index, or that one, if it is
+            damaged.
+        missing: how many of them are not there.
+        without_checksum: how many of them have nothing to be compared with, so that a changed value cannot be found.
+        problems: what is wrong with the files, a line for each that is not sound.
         not_finite: the numbers that are not finite by the name of the state, if values were looked at.
     """
 
     checkpoint: Path
     files: int = 0
-    checksums: int = 0
+    missing: int = 0
+    without_checksum: int = 0
     problems: list[str] = field(default_factory=list)
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
@@ -62,9 +66,15 @@ class Verification:
         """Whether nothing is wrong: neither with a file, nor, if they were looked at, with a number."""
         return not self.problems and not self.not_finite
 
+    @property
+    def damaged(self) -> int:
+        """How many files are there, and not sound."""
+        return len(self.problems) - self.missing
+
     def as_json(self) -> dict[str, Any]:
         """The attributes, after whether the checkpoint is sound."""
-        return {"sound": self.sound} | asdict(self) | {"checkpoint": str(self.checkpoint)}
+        also = {"checkpoint": str(self.checkpoint), "damaged": self.damaged}
+        return {"sound": self.sound} | asdict(self) | also
 
 
 def verify_files(checkpoint: str | Path, prefix: str | None, progress: Progress) -> Verification:
@@ -102,54 +112,58 @@ def _verify(checkpoint: str | Path, prefix: str | None, progress: Progress, look
     index_file = find_index(checkpoint, prefix)
     if index_file is None:
         return _verify_file(Path(checkpoint), progress, look)
-    try:
-        index = read_index(index_file)
-    except NotACheckpointError:
-        raise
-    except CheckpointError as error:
-        return Verification(index_file, problems=[str(error)])
-    return _verify_sharded(index, progress, look)
+    found = Verification(index_file)
+    with _counted(found):
+        return _verify_sharded(read_index(index_file), progress, look)
+    return found
 
 
 def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
-    progress.begin(STAGE, path.stat().st_size)
-    try:
+    _begin([path], progress)
+    found = Verification(path)
+    with _counted(found):
+        _compare(found, path, None, progress)
         take_states(map_optimizer_file(path)["state"], _advancing(look, progress))
-    except NotACheckpointError:
-        raise
-    except CheckpointError as error:
-        return Verification(path, files=1, problems=[str(error)])
-    return Verification(path, files=1)
+    return found
 
 
 def _verify_sharded(index: Index, progress: Progress, look: Take) -> Verification:
     take = _advancing(look, progress)
     reads: dict[Path, Callable[[], Any]] = {index.group_file: partial(read_param_groups, index.group_file)}
     reads |= {shard.path: partial(read_shard, shard, take) for shard in index.shards()}
-    progress.begin(STAGE, sum(_size(file) for file in [*reads, *index.checksums]))
-    problems = [
-        problem
-        for file, read in reads.items()
-        for problem in _problem(partial(_check_whole, file, index, progress), read)
-    ]
-    return Verification(index.path, len(reads), len(index.checksums.keys() & reads.keys()), problems)
+    _begin(reads, progress)
+    found = Verification(index.path)
+    for file, read in reads.items():
+        with _counted(found):
+            check_file(file, index.path.parent)
+            check_complete(file, index.sizes.get(file))
+            _compare(found, file, index.checksums.get(file), progress)
+            read()
+    return found
 
 
-def _check_whole(file: Path, index: Index, progress: Progress) -> None:
-    check_file(file, index.path.parent)
-    check_complete(file, index.sizes.get(file))
-    if file in index.checksums:
-        check_checksum(file, index.checksums[file], progress.advance)
-
-
-def _problem(*checks: Callable[[], Any]) -> list[str]:
-    """Make the checks of one file until one fails."""
+@contextmanager
+def _counted(found: Verification) -> Iterator[None]:
+    """Count a file, and what turns out to be wrong with it."""
+    found.files += 1
     try:
-        for check in checks:
-            check()
+        yield
+    except NotACheckpointError:
+        raise
     except (CheckpointError, OSError) as error:
-        return [str(error)]
-    return []
+        found.missing += isinstance(error, MissingFileError)
+        found.problems.append(str(error))
+
+
+def _compare(found: Verification, file: Path, recorded: str | None, progress: Progress) -> None:
+    if not check_as_saved(file, recorded, progress.advance):
+        found.without_checksum += 1
+        progress.advance(_size(file))
+
+
+def _begin(files: Iterable[Path], progress: Progress) -> None:
+    """Every file is compared with its checksum, and then read."""
+    progress.begin(STAGE, 2 * sum(_size(file) for file in files))
 
 
 def _size(file: Path) -> int:

@@ -290,7 +290,7 @@ def test_a_file_of_another_content_than_was_saved_is_named(checkpoint, name):
     record(checkpoint, name)
     assert_loads(checkpoint)
     record(checkpoint, name, xxh3="0" * 16)
-    assert_refused(checkpoint, checkpoint / name, "not the file that was saved")
+    assert_refused(checkpoint, checkpoint / name, "when it was saved", "0" * 16)
 
 
 def test_a_file_of_another_size_than_was_saved_is_named(checkpoint):

@@ -85,12 +85,22 @@ def test_verify_says_first_that_a_checkpoint_is_sound(run):
     assert lines_of(result.stdout)[0].startswith("sound: ")
 
 
+def test_verify_says_first_that_nothing_could_be_compared(run):
+    run("convert", "checkpoint", "one.safetensors")
+    result = run("verify", "one.safetensors")
+    assert result.exit_code == 0
+    first, second = lines_of(result.stdout)
+    assert first == "sound as far as can be told: one.safetensors"
+    assert second == "files: 1, missing: 0, damaged: 0, without a checksum: 1"
+
+
 def test_verify_says_first_that_a_checkpoint_is_not_sound_and_then_why(run):
     Path("checkpoint/pytorch_optim-00001.bin").unlink()
     result = run("verify", "checkpoint")
     assert result.exit_code == 1
-    first, _, problem = lines_of(result.stdout)
+    first, second, problem = lines_of(result.stdout)
     assert first.startswith("not sound: ")
+    assert second == "files: 3, missing: 1, damaged: 0, without a checksum: 0"
     assert problem.startswith("checkpoint/pytorch_optim-00001.bin is missing")
 
 
@@ -129,7 +139,9 @@ def test_verify_says_the_same_in_json(run, spoiled):
         "sound": not spoiled,
         "checkpoint": "other/pytorch_optim.bin.index.json",
         "files": 3,
-        "checksums": 0,
+        "missing": 0,
+        "damaged": 0,
+        "without_checksum": 0,
         "problems": [],
         "not_finite": {"exp_avg": {"nan": 1, "infinite": 0, "params": 1}} if spoiled else {},
     }

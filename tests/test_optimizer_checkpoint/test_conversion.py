@@ -144,6 +144,15 @@ def test_damage_that_only_a_checksum_shows_is_not_written_anew(tmp_path, source,
     assert list((tmp_path / "target").iterdir()) == []
 
 
+def test_damage_that_only_torch_s_checksum_shows_is_not_written_anew(tmp_path):
+    damaged = write_file(make_state_dict(), tmp_path / "damaged.bin")
+    value = torch.load(damaged, weights_only=True)["state"][0]["exp_avg"].numpy().tobytes()
+    damaged.write_bytes(damaged.read_bytes().replace(value, bytes([value[0] ^ 1]) + value[1:]))
+    with pytest.raises(CheckpointError, match=r"damaged\.bin is damaged: the CRC-32 of data/1"):
+        convert_to(open_source(damaged), tmp_path, "bin")
+    assert not (tmp_path / "bin").exists()
+
+
 def write_something_else(path, content, advance):
     return conversion._write_torch(path, {}, advance)
 

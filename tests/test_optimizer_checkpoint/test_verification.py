@@ -8,11 +8,14 @@ import torch
 from counted_progress import CountedProgress
 from written_checkpoints import changed, make_state_dict, write_file, write_sharded
 
-from colossalai_patch.optimizer_checkpoint.conversion import convert, sharded
+from colossalai_patch.optimizer_checkpoint.checksum import checksum
+from colossalai_patch.optimizer_checkpoint.conversion import convert, one_file, sharded
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.source import open_source
 from colossalai_patch.optimizer_checkpoint.verification import NotFinite, verify_files, verify_values
+
+EXP_AVG = make_state_dict()["state"][0]["exp_avg"].numpy().tobytes()
 
 
 def verified(path, verify=verify_files, prefix=None):
@@ -26,48 +29,103 @@ def with_checksums(folder):
     return folder / "checked"
 
 
+def sharded_by_torch(folder):
+    return write_sharded(make_state_dict(), folder)
+
+
+def file_of_torch(folder):
+    return write_file(make_state_dict(), folder / "one.bin")
+
+
+def legacy_file(folder):
+    torch.save(make_state_dict(), folder / "one.bin", _use_new_zipfile_serialization=False)
+    return folder / "one.bin"
+
+
+def safetensors_file(folder):
+    convert(open_source(file_of_torch(folder)), one_file(folder / "one.safetensors"))
+    return folder / "one.safetensors"
+
+
+def without_crc(folder):
+    if not hasattr(torch.serialization, "set_crc32_options"):
+        pytest.skip("this torch always writes checksums")
+    torch.serialization.set_crc32_options(False)
+    try:
+        return file_of_torch(folder)
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+def data_filled_in_later(folder):
+    if not hasattr(torch.serialization, "skip_data"):
+        pytest.skip("this torch always writes the data")
+    with torch.serialization.skip_data():
+        file = file_of_torch(folder)
+    file.write_bytes(file.read_bytes().replace(bytes(len(EXP_AVG)), EXP_AVG, 1))
+    return file
+
+
 def shards_of(folder):
     return sorted(Path(folder).glob("pytorch_optim-*.bin"))
 
 
-def test_a_checkpoint_without_checksums_is_sound(tmp_path):
-    found = verified(write_sharded(make_state_dict(), tmp_path))
+@pytest.mark.parametrize("make", [with_checksums, sharded_by_torch, file_of_torch])
+def test_a_checkpoint_is_sound_whose_files_all_have_checksums(tmp_path, make):
+    found = verified(make(tmp_path))
     assert found.sound
-    assert (found.files, found.checksums) == (3, 0)
+    assert (found.files, found.without_checksum) == (len(list(found.checkpoint.parent.glob("*.bin"))), 0)
 
 
-def test_all_recorded_checksums_are_checked(tmp_path):
-    found = verified(with_checksums(tmp_path))
+@pytest.mark.parametrize("make", [without_crc, data_filled_in_later, legacy_file, safetensors_file])
+def test_a_file_is_sound_that_nothing_can_be_compared_with_and_is_counted(tmp_path, make):
+    found = verified(make(tmp_path))
     assert found.sound
-    assert found.checksums == found.files == len(list((tmp_path / "checked").glob("*.bin")))
+    assert (found.files, found.without_checksum) == (1, 1)
 
 
-def test_one_file_is_sound(tmp_path):
-    assert verified(write_file(make_state_dict(), tmp_path / "one.bin")).sound
+def flip_a_bit(path, of):
+    """Flip a bit of the bytes ``of``, which stand in the file once."""
+    content = path.read_bytes()
+    assert content.count(of) == 1
+    place = content.index(of)
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
-def test_a_flipped_bit_is_found_by_its_checksum(tmp_path):
+def test_a_flipped_bit_is_found_by_the_recorded_checksum(tmp_path):
     shard = shards_of(with_checksums(tmp_path))[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    recorded = checksum(shard)
+    flip_a_bit(shard, of=EXP_AVG)
     (problem,) = verified(tmp_path / "checked").problems
-    assert problem.startswith(f"{shard} is damaged")
+    assert problem.startswith(f"{shard} is damaged: its checksum is {checksum(shard)}, and was {recorded}")
 
 
-def test_every_damaged_file_is_told(tmp_path):
+@pytest.mark.parametrize("make", [sharded_by_torch, file_of_torch])
+def test_a_flipped_bit_is_found_by_what_torch_saves_beside_it(tmp_path, make):
+    checkpoint = make(tmp_path)
+    file = shards_of(tmp_path)[0] if checkpoint.is_dir() else checkpoint
+    flip_a_bit(file, of=EXP_AVG)
+    (problem,) = verified(checkpoint).problems
+    assert problem.startswith(f"{file} is damaged: the CRC-32 of data/1 in it is ")
+
+
+def test_every_file_that_is_not_sound_is_told_and_counted(tmp_path):
     shards = shards_of(write_sharded(make_state_dict(), tmp_path))
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-10])
-    missing, cut = verified(tmp_path).problems
+    found = verified(tmp_path)
+    missing, cut = found.problems
     assert missing.startswith(f"{shards[0]} is missing")
     assert cut.startswith(f"{shards[1]} is not complete")
+    assert (found.files, found.missing, found.damaged) == (3, 1, 1)
 
 
 def test_a_damaged_index_is_not_sound(tmp_path):
     index_file = write_sharded(make_state_dict(), tmp_path) / "pytorch_optim.bin.index.json"
     index_file.write_text(index_file.read_text()[:-5])
-    assert not verified(index_file).sound
+    found = verified(index_file)
+    assert not found.sound
+    assert (found.files, found.missing, found.damaged) == (1, 0, 1)
 
 
 def test_a_cut_file_is_not_sound(tmp_path):
@@ -123,10 +181,15 @@ def test_a_prefix_chooses_the_checkpoint(tmp_path):
     assert not verified(tmp_path, verify_values, "bad").sound
 
 
-def test_progress_goes_to_its_end_but_for_what_surrounds_the_tensors(tmp_path):
+LARGE = {"state": {0: {"exp_avg": torch.full((10**6,), 0.5)}}, "param_groups": [{"params": [0]}]}
+
+
+@pytest.mark.parametrize("name", ["one.bin", "one.safetensors"])
+def test_progress_goes_through_what_is_compared_and_then_read(tmp_path, name):
+    source = open_source(write_file(LARGE, tmp_path / "large.bin"))
+    convert(source, one_file(tmp_path / name))
     progress = CountedProgress()
-    verify_values(with_checksums(tmp_path), None, progress)
-    files = sum(path.stat().st_size for path in (tmp_path / "checked").glob("*.bin"))
+    assert verify_values(tmp_path / name, None, progress).sound
     ((stage, total, done),) = progress.stages
-    assert (stage, total) == ("verifying", 2 * files)
-    assert files < done <= total
+    assert stage == "verifying"
+    assert done == pytest.approx(total, rel=0.01)

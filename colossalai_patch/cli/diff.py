@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 def diff(first: str, second: str, prefix: str | None, as_json: bool) -> None:
     """Say how the checkpoint SECOND differs from FIRST, in whatever format each is.
 
+    Numbers that differ are told by name, with the largest difference of any two and the largest relative one, which is
+    the difference divided by the larger of both, without their signs. Both are nan where a number stands beside NaN,
+    and inf where it stands beside infinity.
+
     The exit code is 0 when they are equal, 1 when they differ, and 2 when that cannot be told.
 
     \b

@@ -1,7 +1,7 @@
 """How two checkpoints differ, found parameter by parameter, so that neither need fit into memory."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,8 +24,10 @@ class Difference:
 
     Attributes:
         params: how many parameters have different ones.
-        absolute: the largest difference of two numbers; infinite between a number and NaN.
-        relative: the largest difference divided by the larger of the two numbers.
+        absolute: the largest difference of two numbers, without its sign; NaN if one of them is NaN and the other is
+            not, else infinite if one of them is infinite.
+        relative: the largest of these differences divided by the larger of the two numbers, without its sign; NaN or
+            infinite as ``absolute``.
     """
 
     params: int = 0
@@ -35,8 +37,8 @@ class Difference:
     def add(self, absolute: float, relative: float) -> None:
         """Count one more parameter, with its largest differences."""
         self.params += 1
-        self.absolute = max(self.absolute, absolute)
-        self.relative = max(self.relative, relative)
+        self.absolute = _largest([self.absolute, absolute])
+        self.relative = _largest([self.relative, relative])
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def _different(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[s
         pairs = zip(_numbers(value), _numbers(theirs[name]), strict=True)
         differences = [difference for pair in pairs if (difference := _largest_difference(*pair)) is not None]
         if differences:
-            yield name, max(absolute for absolute, _ in differences), max(relative for _, relative in differences)
+            absolute, relative = zip(*differences, strict=True)
+            yield name, _largest(absolute), _largest(relative)
 
 
 def _has_numbers(value: Any) -> bool:
@@ -171,15 +174,16 @@ def _largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float
     ours, theirs = ours[different].to(wide), theirs[different].to(wide)
     absolute = (ours - theirs).abs()
     relative = absolute / torch.maximum(ours.abs(), theirs.abs())
-    return _largest(absolute), _largest(relative)
+    return float(absolute.max()), float(relative.where(absolute.isfinite(), absolute).max())
 
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.contiguous().view(torch.uint8)
 
 
-def _largest(differences: torch.Tensor) -> float:
-    return float(differences.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+def _largest(differences: Sequence[float]) -> float:
+    """Give the largest, which is NaN if any is; ``max`` would depend on their order."""
+    return float(torch.tensor(differences, dtype=torch.float64).max())
 
 
 def _group_differences(ours: ParamGroups, theirs: ParamGroups) -> Iterator[str]:

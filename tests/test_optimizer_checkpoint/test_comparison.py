@@ -141,8 +141,6 @@ def test_every_kind_of_value_equals_itself(tmp_path, value):
         (torch.tensor([2**62]), torch.tensor([2**62 + 1]), 0.0),
         (torch.tensor([True]), torch.tensor([False]), 1.0),
         (torch.tensor([1 + 2j]), torch.tensor([4 + 6j]), 5.0),
-        (torch.tensor([math.nan]), torch.tensor([1.0]), math.inf),
-        (torch.tensor([math.inf]), torch.tensor([1.0]), math.inf),
         (torch.zeros(2**21), torch.cat([torch.zeros(2**21 - 1), torch.tensor([3.0])]), 3.0),
         (3, 5, 2.0),
     ],
@@ -152,6 +150,39 @@ def test_numbers_of_every_kind_are_compared(tmp_path, value, other, absolute):
     found = compare(*map(open_source, paths))
     assert not found.equal
     assert found.values["value"].absolute == absolute
+
+
+def in_one_tensor(numbers):
+    return {0: {"value": torch.tensor(numbers)}}
+
+
+def in_tensors_of_their_own(numbers):
+    return {param_id: {"value": torch.tensor([number])} for param_id, number in enumerate(numbers)}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others", "absolute", "relative"),
+    [
+        ([math.nan], [1.0], math.nan, math.nan),
+        ([1.0], [math.nan], math.nan, math.nan),
+        ([math.nan, 1.0], [1.0, 7.0], math.nan, math.nan),
+        ([1.0, math.nan], [7.0, 1.0], math.nan, math.nan),
+        ([math.nan, math.inf], [1.0, 1.0], math.nan, math.nan),
+        ([math.inf, 1.0], [1.0, 7.0], math.inf, math.inf),
+        ([math.inf], [-math.inf], math.inf, math.inf),
+        ([math.nan, math.inf, 1.0], [math.nan, math.inf, 4.0], 3.0, 0.75),
+    ],
+)
+@pytest.mark.parametrize("states_of", [in_one_tensor, in_tensors_of_their_own])
+def test_a_number_beside_nan_differs_by_nan_and_one_beside_infinity_by_infinity(
+    tmp_path, numbers, others, absolute, relative, states_of
+):
+    paths = [
+        write_file({"state": states_of(side), "param_groups": []}, tmp_path / f"{name}.bin")
+        for name, side in (("a", numbers), ("b", others))
+    ]
+    found = compare(*map(open_source, paths)).values["value"]
+    assert (found.absolute, found.relative) == pytest.approx((absolute, relative), nan_ok=True)
 
 
 @pytest.mark.parametrize("other", [torch.tensor([-0.0, math.nan]), torch.tensor([0.0, -math.nan])])

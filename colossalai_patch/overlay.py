@@ -81,13 +81,7 @@ class OverlayFinder:
     def _is_wanted(self) -> bool:
         """The setting as it was at the first import, so that no process is half patched."""
         if self._wanted is None:
-            from colossalai_patch import settings
-
-            try:
-                self._wanted = settings.patch_wanted()
-            except settings.SettingError as error:
-                _warn(f"{error}. ColossalAI stays stock.")
-                self._wanted = False
+            self._wanted = _patch_wanted()
         return self._wanted
 
     def warn_of_untested_release(self) -> None:
@@ -141,6 +135,19 @@ class OverlayLoader:
         with open(self.overlay_file, encoding="utf-8") as file:
             code = compile(file.read(), self.overlay_file, "exec")
         exec(code, namespace)
+
+
+def _patch_wanted() -> bool:
+    """What ``COLOSSALAI_PATCH`` says; a wrong value of any setting is a warning here."""
+    from colossalai_patch import settings
+
+    wanted = False
+    try:
+        wanted = settings.patch_wanted()
+        settings.check_all()
+    except settings.SettingError as error:
+        _warn(f"{error}. {'Saves and loads that need it will fail' if wanted else 'ColossalAI stays stock'}.")
+    return wanted
 
 
 def extend_release(namespace: "dict[str, Any]") -> "SimpleNamespace":

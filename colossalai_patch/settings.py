@@ -52,6 +52,16 @@ def release_old_state() -> bool:
     return _choice("COLOSSALAI_PATCH_RELEASE_OLD_STATE", {"1": True, "0": False}, default="0")
 
 
+def check_all() -> None:
+    """Read every variable, so that a wrong value is known before it is needed.
+
+    Raises:
+        SettingError: for the first one that has a value that it cannot have.
+    """
+    for read in (patch_wanted, trust_pickle, save_in_safetensors, progress_wanted, release_old_state):
+        read()
+
+
 def _choice(name: str, choices: dict[str, bool], default: str) -> bool:
     value = os.environ.get(name, default)
     if value not in choices:

@@ -45,8 +45,9 @@ def find_status() -> Status:
     """Import every module that the overlay changes, which takes seconds, and report what became of it.
 
     Raises:
-        SettingError: if ``COLOSSALAI_PATCH`` holds a value that it cannot have.
+        SettingError: if an environment variable of this project holds a value that it cannot have.
     """
+    settings.check_all()
     wanted = settings.patch_wanted()
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ColossalAI's of what is not installed; those of the patch are the reasons

@@ -2,12 +2,14 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
 from click.testing import CliRunner
+from environments import CHECKOUT
 
 from colossalai_patch import overlay, status
 from colossalai_patch.cli import main
@@ -58,11 +60,22 @@ def test_the_versions_are_those_installed():
     assert versions["python"] == platform.python_version()
 
 
-def test_a_wrong_setting_is_one_line_on_stderr(monkeypatch):
-    monkeypatch.setenv("COLOSSALAI_PATCH", "of")
+SETTINGS = re.findall(r"^\| `(COLOSSALAI_PATCH\w*)`", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_wrong_setting_is_one_line_on_stderr(monkeypatch, name):
+    monkeypatch.setenv(name, "wrong")
     result = CliRunner().invoke(main, ["status"])
     assert result.exit_code == 1
-    assert result.stderr == "Error: COLOSSALAI_PATCH='of': it can be 'on' (the default) or 'off'\n"
+    assert re.fullmatch(rf"Error: {name}='wrong': it can be .+ or .+\n", result.stderr)
+
+
+def test_a_wrong_setting_is_in_json_too(monkeypatch):
+    monkeypatch.setenv("COLOSSALAI_PATCH", "of")
+    result = CliRunner().invoke(main, ["status", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"error": "COLOSSALAI_PATCH='of': it can be 'on' (the default) or 'off'"}
 
 
 def test_the_module_runs_as_the_command():

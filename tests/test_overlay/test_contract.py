@@ -127,8 +127,16 @@ def test_a_process_is_patched_as_a_whole_or_not_at_all(finder, monkeypatch):
 
 def test_a_wrong_setting_warns_and_leaves_the_release_stock(finder, monkeypatch):
     monkeypatch.setenv("COLOSSALAI_PATCH", "of")
-    with pytest.warns(RuntimeWarning, match="COLOSSALAI_PATCH='of'"):
+    with pytest.warns(RuntimeWarning, match="COLOSSALAI_PATCH='of'.* stays stock"):
         assert finder.find_spec(NAME, colossalai.checkpoint_io.__path__) is None
+
+
+@pytest.mark.parametrize("name", ["SAVE_FORMAT", "TRUST_PICKLE", "PROGRESS", "RELEASE_OLD_STATE"])
+def test_any_other_wrong_setting_warns_once_and_patches(finder, monkeypatch, name):
+    monkeypatch.setenv(f"COLOSSALAI_PATCH_{name}", "wrong")
+    with pytest.warns(RuntimeWarning, match=f"COLOSSALAI_PATCH_{name}='wrong'") as caught:
+        assert load(finder).__file__ == load(finder).__file__ == str(finder.overlay_file)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("name", ["torch.optim", "colossalai_patch.overlay", "colossalai.accelerator", "colossalaix.a"])

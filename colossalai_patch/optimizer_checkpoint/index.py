@@ -128,8 +128,8 @@ def find_index(checkpoint: str | Path, prefix: str | None = None) -> Path | None
         )
     names = ", ".join(file.name for file in found)
     raise CheckpointError(
-        f"{checkpoint} holds the indexes of several optimizer checkpoints{with_prefix}: {names}. Say which one with "
-        "prefix=, or give the path of the index."
+        f"{checkpoint} holds the indexes of several optimizer checkpoints{with_prefix}: {names}. Say which one by its "
+        "prefix, or give the path of its index."
     )
 
 

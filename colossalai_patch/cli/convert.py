@@ -4,8 +4,8 @@ import re
 
 import click
 
-from colossalai_patch.cli.command import Command, Trouble, prefix_option
-from colossalai_patch.cli.showing import ProgressBar
+from colossalai_patch.cli.command import Command, Trouble, json_option, prefix_option
+from colossalai_patch.cli.showing import ProgressBar, print_json
 
 SUFFIXES_OF_A_FILE = (".bin", ".pt", ".pth", ".safetensors")
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -33,6 +33,7 @@ def size(text: str) -> int:
 )
 @prefix_option
 @click.option("--force", is_flag=True, help="Replace the checkpoint that is at DST.")
+@json_option
 def convert(
     paths: tuple[str, ...],
     from_native: str | None,
@@ -41,11 +42,14 @@ def convert(
     shard_size: int | None,
     prefix: str | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write the checkpoint SRC again at DST, in another format, in other shards or in one file.
 
     DST is one file if its name ends in .bin, .pt, .pth or .safetensors, and a directory otherwise. It is compared with
     SRC before it appears; an interrupted conversion changes nothing. A prefix is kept.
+
+    The exit code is 0 when DST is written, and 2 when nothing was changed.
 
     \b
     Example:
@@ -71,4 +75,7 @@ def convert(
         raise Trouble(f"{replaced[0]} is there already. --force replaces it.")
     with ProgressBar() as progress:
         conversion.convert(source, destination, progress)
-    click.echo(f"{source.path} is converted to {ends[1]}")
+    if as_json:
+        print_json({"source": str(source.path), "destination": ends[1]})
+    else:
+        click.echo(f"{source.path} is converted to {ends[1]}")

@@ -23,6 +23,8 @@ SHOWN_OPTIONS = ("lr", "betas", "momentum", "weight_decay")
 def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: bool) -> None:
     """Say what is in CHECKPOINT: a directory, an index file, or the file of an unsharded checkpoint.
 
+    The exit code is 0, or 2 when that cannot be told.
+
     \b
     Example:
         colossalai-patch inspect checkpoint/ --params

@@ -112,6 +112,25 @@ def test_verify_says_what_is_not_a_checkpoint(run, tmp_path):
     assert result.stdout == ""
 
 
+FAILING = {
+    "inspect": ["missing"],
+    "verify": ["missing"],
+    "diff": ["checkpoint", "missing"],
+    "convert": ["checkpoint", "later"],
+    "status": ["unexpected"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("wrong", [[], ["--no-such-option"]], ids=["", "usage"])
+def test_an_error_is_a_json_object_too_if_asked(run, command, wrong):
+    result = run(command, *FAILING[command], *wrong, "--json")
+    assert result.exit_code == 2
+    (error,) = json.loads(result.stdout).values()
+    assert result.stderr.endswith(f"Error: {error}\n")
+    assert run(command, *FAILING[command], *wrong).stdout == ""
+
+
 @pytest.mark.parametrize(
     "arguments", [["inspect"], ["verify"], ["diff", "checkpoint"], ["convert", "--to-native", "x.pt"]]
 )
@@ -195,6 +214,29 @@ def test_convert_keeps_the_checkpoint_of_a_directory_unless_forced(run):
     assert run("diff", "optimizer.pt", "checkpoint").exit_code == 0
     assert run("convert", "later", "checkpoint", "--force").exit_code == 0
     assert run("diff", "later", "checkpoint").exit_code == 0
+
+
+@pytest.mark.parametrize(("old", "new"), [("bin", "safetensors"), ("safetensors", "bin")])
+def test_a_forced_conversion_to_another_format_leaves_one_checkpoint_and_nothing_of_the_old(run, old, new):
+    assert run("convert", "later", "other", "--format", old).exit_code == 0
+    before = {path.name for path in Path("other").iterdir() if path.suffix != ".json"}
+    assert run("convert", "checkpoint", "other", "--format", new, "--force").exit_code == 0
+    found = json.loads(run("inspect", "other", "--json").stdout)
+    assert found["file_format"] == new
+    assert {str(path) for path in Path("other").iterdir()} == {
+        found["checkpoint"],
+        *(f"other/{name}" for name in found["file_bytes"]),
+    }
+    assert not before & found["file_bytes"].keys()
+    assert run("diff", "checkpoint", "other").exit_code == 0
+
+
+def test_convert_says_in_json_what_became_what(run):
+    result = run("convert", "checkpoint", "other", "--json")
+    assert json.loads(result.stdout) == {
+        "source": "checkpoint/pytorch_optim.bin.index.json",
+        "destination": "other",
+    }
 
 
 def test_convert_from_and_to_native(run):

@@ -67,15 +67,15 @@ class Source:
             yield from piece.read(take).items()
 
     def check_checksums(self) -> None:
-        """Make sure that the files that hold states are as they were saved, where a checksum tells.
+        """Make sure that all files are as they were saved, where a checksum tells.
 
         Raises:
             CheckpointError: if one is not.
             OSError: if one cannot be read.
         """
         checksums = {} if self.index is None else self.index.checksums
-        for piece in self.pieces:
-            check_as_saved(piece.path, checksums.get(piece.path))
+        for file in self.files:
+            check_as_saved(file, checksums.get(file))
 
 
 def view(param_id: ParamId, state: State) -> State:

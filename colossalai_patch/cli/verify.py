@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Check that a checkpoint is sound.")
 @click.argument("checkpoint", type=click.Path())
 @prefix_option
-@click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity too, which are not sound.")
+@click.option("--values", "with_values", is_flag=True, help="Look for NaN and infinity in every state, too.")
 @json_option
 def verify(checkpoint: str, prefix: str | None, with_values: bool, as_json: bool) -> None:
     """Check that CHECKPOINT is whole, would load, and is as it was saved.
 
     Files are compared with the checksums in the index, or with those that torch.save puts into a file. Where there is
-    neither, CHECKPOINT is only sound as far as can be told.
+    neither, CHECKPOINT is only sound as far as can be told. With --values, NaN and infinity are not sound.
 
     The exit code is 0 when it is sound, 1 when it is not, and 2 when it is no checkpoint.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from environments import CHECKOUT
 from written_checkpoints import changed, make_state_dict, write_sharded
 
 from colossalai_patch.cli import main
@@ -229,6 +230,29 @@ def test_a_forced_conversion_to_another_format_leaves_one_checkpoint_and_nothing
     }
     assert not before & found["file_bytes"].keys()
     assert run("diff", "checkpoint", "other").exit_code == 0
+
+
+DOCUMENTED_KEYS = re.findall(
+    r"^\| `(\w+)` +\| `(\w+)` ", (CHECKOUT / "docs" / "command-line.md").read_text(), re.MULTILINE
+)
+SUCCEEDING = {
+    "inspect": ["checkpoint", "--params"],
+    "verify": ["checkpoint"],
+    "diff": ["checkpoint", "later"],
+    "convert": ["checkpoint", "other"],
+    "status": [],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documented_keys_are_those_in_the_json(run, command):
+    printed = json.loads(run(command, *SUCCEEDING[command], "--json").stdout)
+    assert set(printed) == {key for name, key in DOCUMENTED_KEYS if name == command}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_says_the_exit_codes(command):
+    assert "The exit code is 0" in main.commands[command].help
 
 
 def test_convert_says_in_json_what_became_what(run):

@@ -1,6 +1,7 @@
 """``convert`` writes the same checkpoint in another form, or changes nothing."""
 
 import json
+import struct
 import subprocess
 import sys
 
@@ -144,12 +145,18 @@ def test_damage_that_only_a_checksum_shows_is_not_written_anew(tmp_path, source,
     assert list((tmp_path / "target").iterdir()) == []
 
 
-def test_damage_that_only_torch_s_checksum_shows_is_not_written_anew(tmp_path):
-    damaged = write_file(make_state_dict(), tmp_path / "damaged.bin")
-    value = torch.load(damaged, weights_only=True)["state"][0]["exp_avg"].numpy().tobytes()
-    damaged.write_bytes(damaged.read_bytes().replace(value, bytes([value[0] ^ 1]) + value[1:]))
-    with pytest.raises(CheckpointError, match=r"damaged\.bin is damaged: the CRC-32 of data/1"):
-        convert_to(open_source(damaged), tmp_path, "bin")
+MOMENTUM = make_state_dict()["state"][0]["exp_avg"].numpy().tobytes()
+RATE = struct.pack(">d", 0.1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("pytorch_optim-00001.bin", MOMENTUM), ("pytorch_optim_group.bin", RATE)])
+def test_damage_that_only_torch_s_checksum_shows_is_not_written_anew(tmp_path, name, value):
+    damaged = write_sharded(make_state_dict(), tmp_path / "damaged") / name
+    content = damaged.read_bytes()
+    assert content.count(value) == 1
+    damaged.write_bytes(content.replace(value, value[:-1] + bytes([value[-1] ^ 1])))
+    with pytest.raises(CheckpointError, match=f"{name} is damaged: the CRC-32 of "):
+        convert_to(open_source(damaged.parent), tmp_path, "bin")
     assert not (tmp_path / "bin").exists()
 
 

@@ -66,7 +66,9 @@ def map_archive(path: Path) -> Archive:
         with zipfile.ZipFile(path) as file:
             entries = file.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is not complete ({error}). Was the save interrupted?") from error
+        raise CheckpointError(
+            f"{path} is not complete: the list of its records cannot be read. Was the save interrupted?"
+        ) from error
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _NOT_AS_IT_IS for entry in entries):
         raise CheckpointError(f"{path} is compressed or encrypted, which torch.save never does. Do not use it.")
     with path.open("rb") as file:

@@ -59,7 +59,8 @@ def fill_fresh_memory(model, optimizer, folder, layout):
         return parameter, {name: torch.empty_like(parameter, requires_grad=False).fill_(1.0) for name in STATES}
 
     with ThreadPoolExecutor(FEWEST_THREADS) as threads:
-        optimizer.state.update(threads.map(filled, list(model.parameters())))
+        state = dict(threads.map(filled, list(model.parameters())))
+    optimizer.state.update(state)  # all at once, or the memory of the old state would be filled
 
 
 LOADERS = {

@@ -220,13 +220,13 @@ def load_natively(optimizer, folder):
         states |= read_natively(folder / name)
     named = {int(key) if key.isdecimal() else key for key in index["weight_map"]}
     states = {key: state for key, state in states.items() if key in named}
-    groups = torch.load(folder / index["metadata"]["param_groups"], weights_only=True)
+    groups = torch.load(folder / index["metadata"]["param_groups"], map_location="cpu", weights_only=True)
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
 def read_natively(shard):
     if shard.suffix == ".bin":
-        return torch.load(shard, weights_only=True)
+        return torch.load(shard, map_location="cpu", weights_only=True)
     states = {}
     with safe_open(shard, framework="pt") as file:
         pickled = json.loads((file.metadata() or {}).get("non_tensor_keys", "[]"))

@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 import xxhash
 
@@ -40,14 +41,47 @@ def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] =
     _compare(path, checksum(path, advance), recorded)
 
 
-def check_checksum_of_mapping(path: Path, recorded: str) -> None:
-    """As ``check_checksum``, by mapping the file, which spares a copy: for who maps it next anyway."""
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-    for begin in range(0, len(mapped), BYTES_AT_ONCE):
-        digest.update(memoryview(mapped)[begin : begin + BYTES_AT_ONCE])
-    _compare(path, digest.hexdigest(), recorded)
+class ChecksumByParts:
+    """The checksum of a file, taken part by part, so that who reads the same part next finds it in the cache."""
+
+    def __init__(self, path: Path, recorded: str) -> None:
+        """Begin.
+
+        Args:
+            path: the file.
+            recorded: the checksum that it should have.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        self._path, self._recorded = path, recorded
+        self._size, self._done = path.stat().st_size, 0
+        self._digest = xxhash.xxh3_64()
+        self._lock = Lock()
+
+    def check(self, part: float) -> None:
+        """Go on to a part of the file, between 0 and 1, from several threads if need be; at 1, compare.
+
+        Raises:
+            CheckpointError: if the checksum is not the recorded one.
+            OSError: if the file cannot be read.
+        """
+        end = (
+            self._size
+            if part == 1
+            else int(part * self._size) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        )
+        with self._lock:
+            if end > self._done:
+                self._digest.update(self._mapped(end))
+                self._done = end
+        if part == 1:
+            _compare(self._path, self._digest.hexdigest(), self._recorded)
+
+    def _mapped(self, end: int) -> mmap.mmap:
+        """Mapping spares a copy."""
+        with self._path.open("rb") as file:
+            return mmap.mmap(file.fileno(), end - self._done, access=mmap.ACCESS_READ, offset=self._done)
 
 
 def _compare(path: Path, actual: str, recorded: str) -> None:

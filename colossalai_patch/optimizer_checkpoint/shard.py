@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.checksum import check_checksum_of_mapping
+from colossalai_patch.optimizer_checkpoint.checksum import ChecksumByParts
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
@@ -35,6 +36,54 @@ class Shard:
     checksum: str | None = None
 
 
+def no_check(part: float) -> None:
+    """Check nothing."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some states of a mapped shard.
+
+    Attributes:
+        states: the states by param id.
+        size: the bytes of their tensors.
+        check: makes sure of the part of the file up to here, and with the last batch of all of it.
+    """
+
+    states: dict[ParamId, State]
+    size: int
+    check: Callable[[], None]
+
+    def taken(self, take: Take) -> dict[ParamId, State]:
+        """Take what is wanted of the states.
+
+        Raises:
+            CheckpointError: if the file is found to be damaged.
+            OSError: if the file cannot be read.
+        """
+        self.check()
+        return take_states(self.states, take)
+
+
+@dataclass(frozen=True)
+class MappedShard:
+    """A shard whose file is mapped.
+
+    Attributes:
+        states: the states by param id, in the order of the shard; their tensors are on the CPU and views of the file.
+        check: makes sure of the file up to a part of it, between 0 and 1; at 1, of all of it.
+    """
+
+    states: dict[ParamId, State]
+    check: Callable[[float], None] = no_check
+
+    def batches(self) -> Iterator[Batch]:
+        """Split the states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more, at least one."""
+        groups = list(_in_groups(self.states))
+        for number, (size, states) in enumerate(groups, start=1):
+            yield Batch(states, size, partial(self.check, number / len(groups)))
+
+
 def copy_state(param_id: ParamId, state: State) -> State:
     """Take the whole state: a copy in memory of its own, which outlives the mapped file."""
     copied: State = copied_value(state)
@@ -55,26 +104,23 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     Raises:
         CheckpointError, OSError: as ``map_shard``.
     """
-    return take_states(map_shard(shard, take), take)
+    mapped = map_shard(shard, take)
+    mapped.check(1)
+    return take_states(mapped.states, take)
 
 
-def map_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
+def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
     """Map a shard of either format, for ``take`` to take its states from.
 
     Args:
-        shard: the shard. Its checksum is verified if the whole of it will be read, that is, with ``copy_state``.
+        shard: the shard. Its checksum is checked if the whole of it will be read, that is, with ``copy_state``.
         take: what its states are for.
-
-    Returns:
-        The states by param id, in the order of the shard; their tensors are on the CPU and views of the mapped file.
 
     Raises:
         CheckpointError: if the file is no shard, damaged, holds what cannot be read without running code, or holds
             other parameters than the index says.
         OSError: if the file cannot be read.
     """
-    if shard.checksum is not None and take is copy_state:
-        check_checksum_of_mapping(shard.path, shard.checksum)
     is_safetensors = shard.path.suffix == ".safetensors"
     states = map_safetensors_states(shard.path) if is_safetensors else map_torch_file(shard.path)
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
@@ -82,21 +128,10 @@ def map_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
     check_bounds(shard.path, states)
     states = {as_param_id(key): state for key, state in states.items()}
     _check_ids(shard, states.keys())
-    return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
-
-
-def in_batches(states: dict[ParamId, State]) -> Iterator[tuple[int, dict[ParamId, State]]]:
-    """Split states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more; give the bytes of each."""
-    batch: dict[ParamId, State] = {}
-    size = 0
-    for param_id, state in states.items():
-        batch[param_id] = state
-        size += sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
-        if size >= BYTES_OF_A_BATCH:
-            yield size, batch
-            batch, size = {}, 0
-    if batch:
-        yield size, batch
+    states = {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
+    if shard.checksum is None or take is not copy_state:
+        return MappedShard(states)
+    return MappedShard(states, ChecksumByParts(shard.path, shard.checksum).check)
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
@@ -116,3 +151,16 @@ def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:
             f"{shard.path} does not hold the state of parameter {min(missing, key=str)}, though the index says so "
             f"({len(missing)} are missing, {len(more)} others are there). Is it a shard of another checkpoint?"
         )
+
+
+def _in_groups(states: dict[ParamId, State]) -> Iterator[tuple[int, dict[ParamId, State]]]:
+    group: dict[ParamId, State] = {}
+    size = 0
+    for param_id, state in states.items():
+        group[param_id] = state
+        size += sum(bytes_of(value) for value in state.values() if isinstance(value, torch.Tensor))
+        if size >= BYTES_OF_A_BATCH:
+            yield size, group
+            group, size = {}, 0
+    if group or not states:
+        yield size, group

@@ -11,7 +11,7 @@ from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.load import load_streamed
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
-from colossalai_patch.optimizer_checkpoint.shard import Take, copy_state
+from colossalai_patch.optimizer_checkpoint.shard import MappedShard, Take, copy_state
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
@@ -47,7 +47,7 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
         OSError: if the file cannot be read.
     """
     state_dict = map_optimizer_file(Path(path))
-    states = StreamedStates([lambda: state_dict["state"]], Path(path).stat().st_size, take=take)
+    states = StreamedStates([lambda: MappedShard(state_dict["state"])], Path(path).stat().st_size, take=take)
     return copied_value(state_dict["param_groups"]), states
 
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.shard import (
+    Batch,
+    MappedShard,
     State,
     Take,
     copy_state,
-    in_batches,
-    take_states,
 )
 
 FEWEST_THREADS = min(4, os.cpu_count() or 1)
@@ -31,7 +31,7 @@ class StreamedStates:
     """The part of a dict of states that native uses: ``items()``, which reads the shards one after the other.
 
     Attributes:
-        shards: for each shard, in order, a function that gives its states, their tensors being views of its file.
+        shards: for each shard, in order, a function that maps it.
         size: the bytes of all shards.
         shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
         threads: how many threads take large states; small ones are taken when they are asked for.
@@ -39,7 +39,7 @@ class StreamedStates:
         advance: is told how many bytes of the shards were consumed.
     """
 
-    shards: Sequence[Callable[[], States]]
+    shards: Sequence[Callable[[], MappedShard]]
     size: int
     shards_ahead: int = 1
     threads: int = FEWEST_THREADS
@@ -69,12 +69,12 @@ class StreamedStates:
     def _batches(self, threads: ThreadPoolExecutor) -> Iterator[Batches]:
         """Yield for each shard the batches of its states: their bytes, and what gives them, taken."""
         for shard in self.shards:
-            yield deque((size, self._begun(threads, size, batch)) for size, batch in in_batches(shard()))
+            yield deque((batch.size, self._begun(threads, batch)) for batch in shard().batches())
 
-    def _begun(self, threads: ThreadPoolExecutor, size: int, batch: States) -> Callable[[], States]:
-        if size < FEWEST_BYTES_FOR_A_THREAD * len(batch):
-            return partial(take_states, batch, self.take)
-        return threads.submit(take_states, batch, self.take).result
+    def _begun(self, threads: ThreadPoolExecutor, batch: Batch) -> Callable[[], States]:
+        if batch.size < FEWEST_BYTES_FOR_A_THREAD * len(batch.states):
+            return partial(batch.taken, self.take)
+        return threads.submit(batch.taken, self.take).result
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, StreamedStates
-from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, in_batches
+from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, MappedShard
 from colossalai_patch.optimizer_checkpoint.states import FEWEST_BYTES_FOR_A_THREAD
 
 SHARDS, PARAMETERS = 6, 5
@@ -26,7 +26,7 @@ class Recorded:
 
     def map(self, shard):
         self.mapped.append(shard)
-        return make_states(shard, self.numbers)
+        return MappedShard(make_states(shard, self.numbers))
 
     def take(self, param_id, state):
         self.taken.append(param_id)
@@ -76,7 +76,7 @@ def test_as_many_threads_as_asked_for_take_at_the_same_time(threads):
             all_there.wait()
         return state
 
-    large = [lambda: make_states(0, BYTES_OF_A_BATCH // 4), lambda: make_states(1, BYTES_OF_A_BATCH // 4)]
+    large = [lambda shard=shard: MappedShard(make_states(shard, BYTES_OF_A_BATCH // 4)) for shard in (0, 1)]
     assert len(dict(StreamedStates(large, 0, 1, threads, take).items())) == 2 * PARAMETERS
 
 
@@ -113,11 +113,17 @@ def test_progress_is_told_of_every_byte_of_the_shards_whatever_is_taken():
 @pytest.mark.parametrize("numbers", [1, BYTES_OF_A_BATCH // 4, BYTES_OF_A_BATCH // 6])
 def test_batches_hold_all_states_in_order_and_none_is_much_larger_than_it_must_be(numbers):
     states = make_states(0, numbers)
-    batches = list(in_batches(states))
-    assert [param_id for _, batch in batches for param_id in batch] == list(states)
-    assert [size for size, _ in batches] == [len(batch) * numbers * 4 for _, batch in batches]
-    assert all(size < BYTES_OF_A_BATCH + numbers * 4 for size, _ in batches)
+    batches = list(MappedShard(states).batches())
+    assert [param_id for batch in batches for param_id in batch.states] == list(states)
+    assert [batch.size for batch in batches] == [len(batch.states) * numbers * 4 for batch in batches]
+    assert all(batch.size < BYTES_OF_A_BATCH + numbers * 4 for batch in batches)
 
 
-def test_a_shard_without_states_has_no_batch():
-    assert list(in_batches({})) == []
+@pytest.mark.parametrize("numbers", [0, 1, BYTES_OF_A_BATCH // 4, BYTES_OF_A_BATCH // 6])
+def test_the_file_is_checked_part_by_part_and_with_the_last_batch_all_of_it(numbers):
+    checked = []
+    shard = MappedShard(make_states(0, numbers) if numbers else {}, checked.append)
+    for batch in shard.batches():
+        batch.taken(lambda *_: None)
+    assert checked == sorted(checked)
+    assert checked[-1] == 1

@@ -37,7 +37,7 @@ class OptimizerCheckpoint:
         """
         ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else SHARDS_AHEAD
         shards = [partial(map_shard, shard, take) for shard in self.index.shards()]
-        return StreamedStates(shards, self.index.size_of_shards(), ahead, max(FEWEST_THREADS, num_threads), take)
+        return StreamedStates(shards, self.index.size_of_shards(), ahead, max(FEWEST_THREADS, num_threads))
 
 
 def open_checkpoint(index_file: str | Path) -> OptimizerCheckpoint:

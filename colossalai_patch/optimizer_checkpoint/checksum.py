@@ -1,6 +1,6 @@
 """Checksums of files: xxh3_64, in hexadecimal."""
 
-import mmap
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -8,9 +8,11 @@ from threading import Lock
 import xxhash
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import Mapped
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 
 BYTES_AT_ONCE = 2**20
+FEWEST_BYTES_AT_ONCE = 2**18
 
 
 def checksum(path: Path, advance: Callable[[int], object] = UNSEEN.advance) -> str:
@@ -41,47 +43,43 @@ def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] =
     _compare(path, checksum(path, advance), recorded)
 
 
-class ChecksumByParts:
-    """The checksum of a file, taken part by part, so that who reads the same part next finds it in the cache."""
+class ChecksumOfMapping:
+    """The checksum of a mapped file, taken piece by piece, so that who copies a piece next finds it in the cache."""
 
-    def __init__(self, path: Path, recorded: str) -> None:
+    def __init__(self, path: Path, recorded: str, content: Mapped) -> None:
         """Begin.
 
         Args:
             path: the file.
             recorded: the checksum that it should have.
-
-        Raises:
-            OSError: if the file cannot be read.
+            content: the file, mapped.
         """
         self._path, self._recorded = path, recorded
-        self._size, self._done = path.stat().st_size, 0
+        self._content, self._done = memoryview(content), 0
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(content)) if content else 0
         self._digest = xxhash.xxh3_64()
         self._lock = Lock()
 
-    def check(self, part: float) -> None:
-        """Go on to a part of the file, between 0 and 1, from several threads if need be; at 1, compare.
+    def go_on(self, address: int) -> None:
+        """Go on to an address in the mapping, if it is far enough ahead; several threads may do so."""
+        end = address - self._address
+        if self._done + FEWEST_BYTES_AT_ONCE <= end <= len(self._content):
+            self._go_on(end)
+
+    def finish(self) -> None:
+        """Go on to the end, and compare.
 
         Raises:
             CheckpointError: if the checksum is not the recorded one.
-            OSError: if the file cannot be read.
         """
-        end = (
-            self._size
-            if part == 1
-            else int(part * self._size) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        )
-        with self._lock:
-            if end > self._done:
-                self._digest.update(self._mapped(end))
-                self._done = end
-        if part == 1:
-            _compare(self._path, self._digest.hexdigest(), self._recorded)
+        self._go_on(len(self._content))
+        _compare(self._path, self._digest.hexdigest(), self._recorded)
 
-    def _mapped(self, end: int) -> mmap.mmap:
-        """Mapping spares a copy."""
-        with self._path.open("rb") as file:
-            return mmap.mmap(file.fileno(), end - self._done, access=mmap.ACCESS_READ, offset=self._done)
+    def _go_on(self, end: int) -> None:
+        with self._lock:
+            if self._done < end:
+                self._digest.update(self._content[self._done : end])
+                self._done = end
 
 
 def _compare(path: Path, actual: str, recorded: str) -> None:

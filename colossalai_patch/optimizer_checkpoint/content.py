@@ -3,6 +3,7 @@
 import copy
 import ctypes
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 DEEPEST = 50  # levels of containers; native goes through them by recursion
 FEWEST_VALUES = 10_000
 NUMBERS_THAT_TORCH_COPIES_ALONE = 2**15  # from which on it starts threads
+BYTES_OF_A_PIECE = 2**22
 CONTAINERS = (dict, list, tuple, set, frozenset)
 SHARED_BYTES = 2**27  # of tensors that share memory in the file and are copied apart
 
@@ -49,9 +51,14 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.nbytes
 
 
-def copied_value(value: Any) -> Any:
-    """Copy ``value`` with all tensors in it: what ``copy.deepcopy`` gives, sooner for what states consist of."""
-    return with_tensors(value, _copied_tensor)
+def copied_value(value: Any, before_reading: Callable[[int], object] = id) -> Any:
+    """Copy ``value`` with all tensors in it: what ``copy.deepcopy`` gives, sooner for what states consist of.
+
+    Args:
+        value: what to copy.
+        before_reading: is told, piece by piece, up to which address in memory a large tensor will be read next.
+    """
+    return with_tensors(value, partial(_copied_tensor, before_reading=before_reading))
 
 
 def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -65,14 +72,18 @@ def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) ->
     return copy.deepcopy(value)
 
 
-def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def _copied_tensor(tensor: torch.Tensor, before_reading: Callable[[int], object]) -> torch.Tensor:
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         return copy.deepcopy(tensor)
     if tensor.numel() < NUMBERS_THAT_TORCH_COPIES_ALONE or not _is_one_block(tensor):
         return tensor.clone()
     copied = torch.empty_like(tensor)
-    # torch's own copy would start threads in each of the threads that read
-    ctypes.memmove(copied.data_ptr(), tensor.data_ptr(), bytes_of(tensor))
+    source, destination, size = tensor.data_ptr(), copied.data_ptr(), tensor.nbytes
+    for begin in range(0, size, BYTES_OF_A_PIECE):
+        count = min(BYTES_OF_A_PIECE, size - begin)
+        before_reading(source + begin + count)
+        # torch's own copy would start threads in each of the threads that read
+        ctypes.memmove(destination + begin, source + begin, count)
     return copied
 
 

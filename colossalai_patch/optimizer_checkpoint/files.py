@@ -1,5 +1,6 @@
-"""The files that an index names: inside its directory, regular, and there."""
+"""The files that an index names: inside its directory, regular, and there; and their content, mapped."""
 
+import mmap
 from pathlib import Path, PurePath
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
@@ -54,3 +55,18 @@ def check_complete(path: Path, size: int | None) -> None:
         raise CheckpointError(
             f"{path} has {actual} bytes instead of the {size} that were saved. Was it copied as a whole?"
         )
+
+
+Mapped = mmap.mmap | bytearray
+
+
+def map_file(path: Path) -> Mapped:
+    """Map a file; writes to the mapping would not reach it. What is empty cannot be mapped, and is an empty array.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return bytearray()
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

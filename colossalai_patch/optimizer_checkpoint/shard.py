@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.checksum import ChecksumByParts
+from colossalai_patch.optimizer_checkpoint.checksum import ChecksumOfMapping
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
@@ -36,33 +37,23 @@ class Shard:
     checksum: str | None = None
 
 
-def no_check(part: float) -> None:
-    """Check nothing."""
-
-
 @dataclass(frozen=True)
 class Batch:
     """Some states of a mapped shard.
 
     Attributes:
-        states: the states by param id.
         size: the bytes of their tensors.
-        check: makes sure of the part of the file up to here, and with the last batch of all of it.
+        params: how many parameters' they are.
+        taken: takes what is wanted of them; it raises ``CheckpointError`` if it finds the file to be damaged.
     """
 
-    states: dict[ParamId, State]
     size: int
-    check: Callable[[], None]
+    params: int
+    taken: Callable[[], dict[ParamId, State]]
 
-    def taken(self, take: Take) -> dict[ParamId, State]:
-        """Take what is wanted of the states.
 
-        Raises:
-            CheckpointError: if the file is found to be damaged.
-            OSError: if the file cannot be read.
-        """
-        self.check()
-        return take_states(self.states, take)
+def nothing_to_finish() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +62,23 @@ class MappedShard:
 
     Attributes:
         states: the states by param id, in the order of the shard; their tensors are on the CPU and views of the file.
-        check: makes sure of the file up to a part of it, between 0 and 1; at 1, of all of it.
+        take: takes what is wanted of a state.
+        finish: makes sure of the file when all states are taken.
     """
 
     states: dict[ParamId, State]
-    check: Callable[[float], None] = no_check
+    take: Take
+    finish: Callable[[], None] = nothing_to_finish
 
     def batches(self) -> Iterator[Batch]:
-        """Split the states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more, at least one."""
-        groups = list(_in_groups(self.states))
-        for number, (size, states) in enumerate(groups, start=1):
-            yield Batch(states, size, partial(self.check, number / len(groups)))
+        """Split the states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more; the last one finishes."""
+        for size, states in _in_groups(self.states):
+            yield Batch(size, len(states), partial(take_states, states, self.take))
+        yield Batch(0, 0, self._finished)
+
+    def _finished(self) -> dict[ParamId, State]:
+        self.finish()
+        return {}
 
 
 def copy_state(param_id: ParamId, state: State) -> State:
@@ -105,24 +102,26 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
         CheckpointError, OSError: as ``map_shard``.
     """
     mapped = map_shard(shard, take)
-    mapped.check(1)
-    return take_states(mapped.states, take)
+    states = take_states(mapped.states, mapped.take)
+    mapped.finish()
+    return states
 
 
 def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
     """Map a shard of either format, for ``take`` to take its states from.
 
     Args:
-        shard: the shard. Its checksum is checked if the whole of it will be read, that is, with ``copy_state``.
-        take: what its states are for.
+        shard: the shard. Its checksum is taken if the whole of it will be read, that is, with ``copy_state``.
+        take: takes what is wanted of a state.
 
     Raises:
         CheckpointError: if the file is no shard, damaged, holds what cannot be read without running code, or holds
             other parameters than the index says.
         OSError: if the file cannot be read.
     """
+    mapped = map_file(shard.path)
     is_safetensors = shard.path.suffix == ".safetensors"
-    states = map_safetensors_states(shard.path) if is_safetensors else map_torch_file(shard.path)
+    states = (map_safetensors_states if is_safetensors else map_torch_file)(shard.path, mapped)
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
         raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
     check_bounds(shard.path, states)
@@ -130,8 +129,9 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
     _check_ids(shard, states.keys())
     states = {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
     if shard.checksum is None or take is not copy_state:
-        return MappedShard(states)
-    return MappedShard(states, ChecksumByParts(shard.path, shard.checksum).check)
+        return MappedShard(states, take)
+    checksum = ChecksumOfMapping(shard.path, shard.checksum, mapped)
+    return MappedShard(states, lambda _, state: copied_value(state, checksum.go_on), checksum.finish)
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
@@ -162,5 +162,5 @@ def _in_groups(states: dict[ParamId, State]) -> Iterator[tuple[int, dict[ParamId
         if size >= BYTES_OF_A_BATCH:
             yield size, group
             group, size = {}, 0
-    if group or not states:
+    if group:
         yield size, group

@@ -47,7 +47,7 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
         OSError: if the file cannot be read.
     """
     state_dict = map_optimizer_file(Path(path))
-    states = StreamedStates([lambda: MappedShard(state_dict["state"])], Path(path).stat().st_size, take=take)
+    states = StreamedStates([lambda: MappedShard(state_dict["state"], take)], Path(path).stat().st_size)
     return copied_value(state_dict["param_groups"]), states
 
 

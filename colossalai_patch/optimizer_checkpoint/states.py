@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
@@ -14,8 +13,6 @@ from colossalai_patch.optimizer_checkpoint.shard import (
     Batch,
     MappedShard,
     State,
-    Take,
-    copy_state,
 )
 
 FEWEST_THREADS = min(4, os.cpu_count() or 1)
@@ -35,7 +32,6 @@ class StreamedStates:
         size: the bytes of all shards.
         shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
         threads: how many threads take large states; small ones are taken when they are asked for.
-        take: what to keep of each state, copied, or None to leave it out.
         advance: is told how many bytes of the shards were consumed.
     """
 
@@ -43,7 +39,6 @@ class StreamedStates:
     size: int
     shards_ahead: int = 1
     threads: int = FEWEST_THREADS
-    take: Take = copy_state
     advance: Callable[[int], object] = UNSEEN.advance
 
     def items(self) -> Iterator[tuple[ParamId, State]]:
@@ -72,9 +67,9 @@ class StreamedStates:
             yield deque((batch.size, self._begun(threads, batch)) for batch in shard().batches())
 
     def _begun(self, threads: ThreadPoolExecutor, batch: Batch) -> Callable[[], States]:
-        if batch.size < FEWEST_BYTES_FOR_A_THREAD * len(batch.states):
-            return partial(batch.taken, self.take)
-        return threads.submit(batch.taken, self.take).result
+        if batch.size < FEWEST_BYTES_FOR_A_THREAD * max(batch.params, 1):
+            return batch.taken
+        return threads.submit(batch.taken).result
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

@@ -5,7 +5,6 @@ plain values and plain tensors only; what it does not know is torch's to read or
 """
 
 import io
-import mmap
 import os
 import pickle
 import struct
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import Mapped, map_file
 from colossalai_patch.optimizer_checkpoint.pickled_values import PlainUnpickler
 
 SIGNATURE = b"PK\x03\x04"
@@ -46,7 +46,7 @@ class Archive:
     """
 
     path: str
-    content: mmap.mmap
+    content: Mapped
     records: dict[str, Record]
 
     def bytes_of(self, name: str) -> memoryview:
@@ -55,8 +55,12 @@ class Archive:
         return memoryview(self.content)[record.offset : record.offset + record.size]
 
 
-def map_archive(path: Path) -> Archive:
-    """Map a zip file and make sure of what torch does not: its records are whole, and stand where its directory says.
+def map_archive(path: Path, mapped: Mapped | None = None) -> Archive:
+    """Make sure of what torch does not in a zip file: its records are whole, and stand where its directory says.
+
+    Args:
+        path: the file.
+        mapped: the file, if it is mapped already.
 
     Raises:
         CheckpointError: if they are not.
@@ -71,15 +75,14 @@ def map_archive(path: Path) -> Archive:
         ) from error
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _NOT_AS_IT_IS for entry in entries):
         raise CheckpointError(f"{path} is compressed or encrypted, which torch.save never does. Do not use it.")
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    content = map_file(path) if mapped is None else mapped
     records = {entry.orig_filename.partition("/")[2]: _record(content, entry, path) for entry in entries}
     if len(records) < len(entries):
         raise CheckpointError(f"{path} is damaged: two of its records have one name. Use another checkpoint.")
     return Archive(os.fspath(path), content, records)
 
 
-def _record(content: mmap.mmap, entry: zipfile.ZipInfo, path: Path) -> Record:
+def _record(content: Mapped, entry: zipfile.ZipInfo, path: Path) -> Record:
     name = entry.orig_filename.encode()
     header = content[entry.header_offset : entry.header_offset + _HEADER.size + len(name)]
     if header[:4] != SIGNATURE or header[_HEADER.size :] != name or entry.external_attr & _DIRECTORY:

@@ -10,6 +10,7 @@ import torch
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import Mapped
 from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, map_archive, unpickle_archive
 
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
@@ -32,13 +33,17 @@ def load_torch_file(path: Path) -> Any:
         raise CheckpointError(_explanation(path, str(error))) from error
 
 
-def map_torch_file(path: Path) -> Any:
+def map_torch_file(path: Path, mapped: Mapped | None = None) -> Any:
     """As ``load_torch_file``, but the tensors are views of the mapped file if it is a zip file with plain content.
 
     Of other files, torch maps tensors without looking at the sizes of their records.
+
+    Args:
+        path: the file.
+        mapped: the file, if it is mapped already.
     """
     if is_zip(path) and not settings.trust_pickle():
-        archive = map_archive(path)
+        archive = map_archive(path, mapped)
         try:
             return unpickle_archive(archive)
         except CheckpointError:

@@ -12,7 +12,7 @@ from comparison import assert_same, assert_same_optimizer
 from training import make_parameters, split_into_groups, train
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, StreamedStates, load_streamed
-from colossalai_patch.optimizer_checkpoint.shard import MappedShard
+from colossalai_patch.optimizer_checkpoint.shard import MappedShard, copy_state
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_the_old_state_is_gone_when_the_first_shard_is_read(tmp_path):
 
     def shard():
         alive_at_the_first_shard.extend(value for value in old if value() is not None)
-        return MappedShard({})
+        return MappedShard({}, copy_state)
 
     groups = copy.deepcopy(optimizer.state_dict()["param_groups"])
     load_streamed(optimizer, groups, StreamedStates([shard], 0), tmp_path)

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
 from colossalai_patch.optimizer_checkpoint.safetensors_tensors import MappedTensors
 
@@ -19,7 +20,7 @@ DTYPES += ["int16", "int32", "int64", "int8", "uint16", "uint32", "uint64", "uin
 
 def read(path):
     with safe_open(path, framework="pt") as file:
-        tensors = MappedTensors(path, file)
+        tensors = MappedTensors(map_file(path), file)
         return {key: tensors[key] for key in file.keys()}  # noqa: SIM118
 
 

@@ -157,7 +157,7 @@ def main():
     print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in options.against) + " peak")
     for size, of_a_size in itertools.groupby(cells, key=lambda cell: cell.size):
         parameters, numbers, megabytes = SIZES[size]
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        with tempfile.TemporaryDirectory(prefix="benchmark-", dir=Path.cwd()) as folder:
             servers.patched.ask(
                 do="save", folder=folder, parameters=parameters, numbers=numbers, megabytes_of_a_shard=megabytes
             )

@@ -90,7 +90,7 @@ def main():
         serve(options.serve, options.megabytes, options.fsync)
         return
     print(f"seconds of a save, patched / stock, median and quartiles of {PAIRS} pairs")
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=Path.cwd()) as parent:
         compare("without fsync", parent, options.megabytes, fsync=0)
         compare("with fsync", parent, options.megabytes, fsync=1)
         in_safetensors = {"COLOSSALAI_PATCH_SAVE_FORMAT": "safetensors"}

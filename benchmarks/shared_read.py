@@ -54,7 +54,7 @@ def compare(rank, folder):
 
 
 def main():
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=Path.cwd()) as folder:
         torch.rand(NUMBERS).numpy().tofile(Path(folder, "numbers"))
         mp.spawn(compare, (folder,), nprocs=RANKS)
 

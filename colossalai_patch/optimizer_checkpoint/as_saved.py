@@ -7,6 +7,7 @@ from pathlib import Path
 
 from colossalai_patch.optimizer_checkpoint.checksum import BYTES_AT_ONCE, check_checksum
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.torch_archive import map_archive
 from colossalai_patch.optimizer_checkpoint.torch_file import is_zip
@@ -35,7 +36,7 @@ def check_as_saved(path: Path, recorded: str | None, advance: Callable[[int], ob
 
 def _check_records(path: Path, advance: Callable[[int], object]) -> bool:
     """Compare each record with its CRC-32, which is zero where torch was told not to compute any, or to skip data."""
-    archive = map_archive(path)
+    archive = map_archive(map_file(path))
     with zipfile.ZipFile(path) as file:
         recorded = dict(zip(archive.records, (entry.CRC for entry in file.infolist()), strict=True))
     with_content = [name for name, record in archive.records.items() if record.size]

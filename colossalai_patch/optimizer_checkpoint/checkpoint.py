@@ -32,7 +32,7 @@ class OptimizerCheckpoint:
 
         Args:
             low_cpu_mem_mode: hold at most two shards in host memory beside what was consumed.
-            num_threads: how many threads read; at least ``FEWEST_THREADS``.
+            num_threads: how many threads take large states; at least ``FEWEST_THREADS``.
             take: what to keep of each state; see ``read_shard``.
         """
         ahead = SHARDS_AHEAD_IN_LOW_CPU_MEM_MODE if low_cpu_mem_mode else SHARDS_AHEAD

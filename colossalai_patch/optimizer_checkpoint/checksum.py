@@ -8,7 +8,7 @@ from threading import Lock
 import xxhash
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import Mapped
+from colossalai_patch.optimizer_checkpoint.files import MappedFile
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 
 BYTES_AT_ONCE = 2**20
@@ -46,17 +46,11 @@ def check_checksum(path: Path, recorded: str, advance: Callable[[int], object] =
 class ChecksumOfMapping:
     """The checksum of a mapped file, taken piece by piece, so that who copies a piece next finds it in the cache."""
 
-    def __init__(self, path: Path, recorded: str, content: Mapped) -> None:
-        """Begin.
-
-        Args:
-            path: the file.
-            recorded: the checksum that it should have.
-            content: the file, mapped.
-        """
-        self._path, self._recorded = path, recorded
-        self._content, self._done = memoryview(content), 0
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(content)) if content else 0
+    def __init__(self, file: MappedFile, recorded: str) -> None:
+        """Begin with a file, and the checksum that it should have."""
+        self._path, self._recorded = file.path, recorded
+        self._content, self._done = memoryview(file.content), 0
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(file.content)) if file.content else 0
         self._digest = xxhash.xxh3_64()
         self._lock = Lock()
 
@@ -67,12 +61,13 @@ class ChecksumOfMapping:
             self._go_on(end)
 
     def finish(self) -> None:
-        """Go on to the end, and compare.
+        """Go on to the end, let go of the mapping, and compare.
 
         Raises:
             CheckpointError: if the checksum is not the recorded one.
         """
         self._go_on(len(self._content))
+        self._content = memoryview(b"")
         _compare(self._path, self._digest.hexdigest(), self._recorded)
 
     def _go_on(self, end: int) -> None:

@@ -1,6 +1,8 @@
 """The files that an index names: inside its directory, regular, and there; and their content, mapped."""
 
 import mmap
+import os
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
@@ -57,16 +59,38 @@ def check_complete(path: Path, size: int | None) -> None:
         )
 
 
-Mapped = mmap.mmap | bytearray
+@dataclass(frozen=True)
+class MappedFile:
+    """A file in memory.
+
+    Attributes:
+        path: the file.
+        content: its bytes; writes to them would not reach the file. What is empty cannot be mapped.
+        stat: what it was when it was mapped.
+    """
+
+    path: Path
+    content: mmap.mmap | bytearray
+    stat: os.stat_result
+
+    def check_still_there(self) -> None:
+        """Make sure that the file has not been replaced, for what else was read by its path.
+
+        Raises:
+            CheckpointError: if it has.
+            OSError: if the file is gone.
+        """
+        if not os.path.samestat(self.stat, self.path.stat()):
+            raise CheckpointError(f"{self.path} was replaced while it was read. Load the checkpoint again.")
 
 
-def map_file(path: Path) -> Mapped:
-    """Map a file; writes to the mapping would not reach it. What is empty cannot be mapped, and is an empty array.
+def map_file(path: Path) -> MappedFile:
+    """Map a file.
 
     Raises:
         OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
-        if not path.stat().st_size:
-            return bytearray()
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        stat = os.fstat(file.fileno())
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if stat.st_size else bytearray()
+    return MappedFile(path, content, stat)

@@ -34,7 +34,7 @@ def load_optimizer_checkpoint(
         optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
         low_cpu_mem_mode: hold at most two shards in host memory beside the finished state.
-        num_threads: how many threads read, at least; four do if there are as many cores.
+        num_threads: how many threads copy large states, at least; four do if there are as many cores.
 
     Raises:
         CheckpointError: if the checkpoint, or a file of it, is not sound.

@@ -15,58 +15,63 @@ from safetensors import SafetensorError, safe_open
 
 from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import Mapped, map_file
+from colossalai_patch.optimizer_checkpoint.files import MappedFile
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 from colossalai_patch.optimizer_checkpoint.safetensors_tensors import MappedTensors
 
+OF_A_DAMAGED_FILE = (
+    *(SafetensorError, pickle.UnpicklingError, RecursionError),
+    *(AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+)
 PARAM_GROUPS = "param_groups"
 
 
-def map_safetensors_states(path: Path, mapped: Mapped | None = None) -> dict[ParamId, dict[str, Any]]:
+def map_safetensors_states(file: MappedFile) -> dict[ParamId, dict[str, Any]]:
     """Give the states in a safetensors shard by param id; the tensors are views of the mapped file.
-
-    Args:
-        path: the file.
-        mapped: the file, if it is mapped already.
 
     Raises:
         CheckpointError: if the file is damaged, or a pickle in it holds more than plain values.
         OSError: if the file cannot be read.
     """
-    return _by_param_id(_entries(path, mapped), path)
+    return _by_param_id(_entries(file), file.path)
 
 
-def map_safetensors_state_dict(path: Path) -> dict[str, Any]:
+def map_safetensors_state_dict(file: MappedFile) -> dict[str, Any]:
     """Give the state dict in a safetensors file that is a whole checkpoint; the tensors are views of the mapped file.
 
     Raises:
         CheckpointError: if the file is damaged, or a pickle in it holds more than plain values.
         OSError: if the file cannot be read.
     """
-    entries = dict(_entries(path, None))
+    entries = dict(_entries(file))
     if PARAM_GROUPS not in entries:
-        raise CheckpointError(f"{path} is not a whole optimizer checkpoint, since it has no parameter groups.")
+        raise CheckpointError(f"{file.path} is not a whole optimizer checkpoint, since it has no parameter groups.")
     groups = entries.pop(PARAM_GROUPS)
-    return {"state": _by_param_id(iter(entries.items()), path), PARAM_GROUPS: groups}
+    return {"state": _by_param_id(iter(entries.items()), file.path), PARAM_GROUPS: groups}
 
 
-def _entries(path: Path, mapped: Mapped | None) -> Iterator[tuple[str, Any]]:
+def _entries(file: MappedFile) -> Iterator[tuple[str, Any]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+        with safe_open(file.path, framework="pt") as opened:
+            file.check_still_there()
+            metadata = opened.metadata() or {}
             pickled = set(json.loads(metadata.get("non_tensor_keys", "[]")))
             plain = json.loads(metadata.get("plain_values", "{}"))
-            tensors = MappedTensors(map_file(path) if mapped is None else mapped, file)
-            for key in file.keys():  # noqa: SIM118, since safe_open has no __iter__
+            tensors = MappedTensors(file, opened)
+            for key in opened.keys():  # noqa: SIM118, since safe_open has no __iter__
                 if key in plain:
                     yield key, plain_values.decode(plain[key], tensors.__getitem__)
                 elif key in pickled:
                     yield key, unpickle_plain(tensors[key].numpy().tobytes())
                 else:
                     yield key, tensors[key]
-    except (SafetensorError, pickle.UnpicklingError, AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged, or not to be trusted: {error}. Use another checkpoint.") from error
+    except CheckpointError:
+        raise
+    except OF_A_DAMAGED_FILE as error:
+        raise CheckpointError(
+            f"{file.path} is damaged, or not to be trusted: {error}. Use another checkpoint."
+        ) from error
 
 
 def _by_param_id(entries: Iterator[tuple[str, Any]], path: Path) -> dict[ParamId, dict[str, Any]]:

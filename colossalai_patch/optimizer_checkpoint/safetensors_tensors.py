@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.files import Mapped
+from colossalai_patch.optimizer_checkpoint.files import MappedFile
 
 LENGTH_OF_THE_HEADER = 8  # bytes, before it
 _DTYPES = {
@@ -26,14 +26,14 @@ _DTYPES = {
 class MappedTensors:
     """The tensors of a file that ``safe_open`` has validated."""
 
-    def __init__(self, content: Mapped, opened: Any) -> None:
+    def __init__(self, file: MappedFile, opened: Any) -> None:
         """Read the header.
 
         Args:
-            content: the file, mapped.
+            file: the file.
             opened: what ``safe_open`` gives for it.
         """
-        self._content = content
+        self._content = file.content
         self._begin = LENGTH_OF_THE_HEADER + int.from_bytes(self._content[:LENGTH_OF_THE_HEADER], "little")
         self._header = json.loads(self._content[LENGTH_OF_THE_HEADER : self._begin])
         self._opened = opened

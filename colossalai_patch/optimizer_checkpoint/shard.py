@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from colossalai_patch.optimizer_checkpoint.checksum import ChecksumOfMapping
+from colossalai_patch import settings
+from colossalai_patch.optimizer_checkpoint.checksum import ChecksumOfMapping, check_checksum
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import map_file
+from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_states
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
@@ -52,7 +53,7 @@ class Batch:
     taken: Callable[[], dict[ParamId, State]]
 
 
-def nothing_to_finish() -> None:
+def unchecked() -> None:
     """Do nothing."""
 
 
@@ -63,22 +64,18 @@ class MappedShard:
     Attributes:
         states: the states by param id, in the order of the shard; their tensors are on the CPU and views of the file.
         take: takes what is wanted of a state.
-        finish: makes sure of the file when all states are taken.
+        finish: makes sure of the file when all states are taken; before, they are not known to be what was saved.
     """
 
     states: dict[ParamId, State]
     take: Take
-    finish: Callable[[], None] = nothing_to_finish
+    finish: Callable[[], None] = unchecked
 
     def batches(self) -> Iterator[Batch]:
         """Split the states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more; the last one finishes."""
         for size, states in _in_groups(self.states):
             yield Batch(size, len(states), partial(take_states, states, self.take))
-        yield Batch(0, 0, self._finished)
-
-    def _finished(self) -> dict[ParamId, State]:
-        self.finish()
-        return {}
+        yield Batch(0, 0, partial(_finished, self.finish))
 
 
 def copy_state(param_id: ParamId, state: State) -> State:
@@ -115,29 +112,41 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
         take: takes what is wanted of a state.
 
     Raises:
-        CheckpointError: if the file is no shard, damaged, holds what cannot be read without running code, or holds
-            other parameters than the index says.
+        CheckpointError: if the file is no shard, damaged as far as can be told before all of it is read, holds what
+            cannot be read without running code, or holds other parameters than the index says.
         OSError: if the file cannot be read.
     """
-    mapped = map_file(shard.path)
-    is_safetensors = shard.path.suffix == ".safetensors"
-    states = (map_safetensors_states if is_safetensors else map_torch_file)(shard.path, mapped)
-    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
-        raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
-    check_bounds(shard.path, states)
-    states = {as_param_id(key): state for key, state in states.items()}
-    _check_ids(shard, states.keys())
-    states = {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
-    if shard.checksum is None or take is not copy_state:
+    checksum = shard.checksum if take is copy_state else None
+    if checksum is not None and settings.trust_pickle():
+        check_checksum(shard.path, checksum)
+    file = map_file(shard.path)
+    try:
+        states = _states(shard, file)
+    except CheckpointError:
+        if checksum is not None:
+            check_checksum(shard.path, checksum)  # says more
+        raise
+    if checksum is None:
         return MappedShard(states, take)
-    checksum = ChecksumOfMapping(shard.path, shard.checksum, mapped)
-    return MappedShard(states, lambda _, state: copied_value(state, checksum.go_on), checksum.finish)
+    checked = ChecksumOfMapping(file, checksum)
+    return MappedShard(states, lambda _, state: copied_value(state, checked.go_on), checked.finish)
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
     """Take what is wanted of states whose tensors are views of a mapped file."""
     kept = ((param_id, take(param_id, state)) for param_id, state in states.items())
     return {param_id: state for param_id, state in kept if state is not None}
+
+
+def _states(shard: Shard, file: MappedFile) -> dict[ParamId, State]:
+    is_safetensors = shard.path.suffix == ".safetensors"
+    states = (map_safetensors_states if is_safetensors else map_torch_file)(file)
+    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
+        raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
+    check_bounds(shard.path, states)
+    states = {as_param_id(key): state for key, state in states.items()}
+    _check_ids(shard, states.keys())
+    return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
 
 
 def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:
@@ -151,6 +160,11 @@ def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:
             f"{shard.path} does not hold the state of parameter {min(missing, key=str)}, though the index says so "
             f"({len(missing)} are missing, {len(more)} others are there). Is it a shard of another checkpoint?"
         )
+
+
+def _finished(finish: Callable[[], None]) -> dict[ParamId, State]:
+    finish()
+    return {}
 
 
 def _in_groups(states: dict[ParamId, State]) -> Iterator[tuple[int, dict[ParamId, State]]]:

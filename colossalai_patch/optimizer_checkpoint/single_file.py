@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from colossalai_patch.optimizer_checkpoint.collector import paused_collector
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.load import load_streamed
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
@@ -63,7 +64,7 @@ def map_optimizer_file(path: Path) -> dict[str, Any]:
     if not is_safetensors and not _is_torch_file(path):
         raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
     with paused_collector():
-        state_dict = map_safetensors_state_dict(path) if is_safetensors else map_torch_file(path)
+        state_dict = (map_safetensors_state_dict if is_safetensors else map_torch_file)(map_file(path))
     if not _is_state_dict(state_dict):
         raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)

@@ -44,6 +44,8 @@ class StreamedStates:
     def items(self) -> Iterator[tuple[ParamId, State]]:
         """Yield each param id with its state, in the order of the shards.
 
+        A shard's states are known to be what was saved when the next shard's begin, or the iteration ends.
+
         Raises:
             CheckpointError: if a shard is damaged.
             OSError: if a shard cannot be read.
@@ -52,8 +54,7 @@ class StreamedStates:
         try:
             for batches in _begun_ahead(self._batches(threads), self.shards_ahead):
                 while batches:
-                    size, taken = batches.popleft()
-                    states = taken()
+                    size, states = _taken(batches.popleft())
                     while states:
                         param_id = next(iter(states))
                         yield param_id, states.pop(param_id)
@@ -70,6 +71,12 @@ class StreamedStates:
         if batch.size < FEWEST_BYTES_FOR_A_THREAD * max(batch.params, 1):
             return batch.taken
         return threads.submit(batch.taken).result
+
+
+def _taken(batch: tuple[int, Callable[[], States]]) -> tuple[int, States]:
+    """In a frame of its own, which keeps no mapping."""
+    size, taken = batch
+    return size, taken()
 
 
 def _begun_ahead(work: Iterator[Begun], count: int) -> Iterator[Begun]:

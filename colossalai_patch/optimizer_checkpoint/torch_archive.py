@@ -5,6 +5,7 @@ plain values and plain tensors only; what it does not know is torch's to read or
 """
 
 import io
+import mmap
 import os
 import pickle
 import struct
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import Mapped, map_file
+from colossalai_patch.optimizer_checkpoint.files import MappedFile
 from colossalai_patch.optimizer_checkpoint.pickled_values import PlainUnpickler
 
 SIGNATURE = b"PK\x03\x04"
@@ -46,7 +47,7 @@ class Archive:
     """
 
     path: str
-    content: Mapped
+    content: mmap.mmap | bytearray
     records: dict[str, Record]
 
     def bytes_of(self, name: str) -> memoryview:
@@ -55,34 +56,30 @@ class Archive:
         return memoryview(self.content)[record.offset : record.offset + record.size]
 
 
-def map_archive(path: Path, mapped: Mapped | None = None) -> Archive:
+def map_archive(file: MappedFile) -> Archive:
     """Make sure of what torch does not in a zip file: its records are whole, and stand where its directory says.
-
-    Args:
-        path: the file.
-        mapped: the file, if it is mapped already.
 
     Raises:
         CheckpointError: if they are not.
         OSError: if the file cannot be read.
     """
+    path, content = file.path, file.content
     try:
-        with zipfile.ZipFile(path) as file:
-            entries = file.infolist()
+        with zipfile.ZipFile(path) as zipped:
+            entries = zipped.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise CheckpointError(
             f"{path} is not complete: the list of its records cannot be read. Was the save interrupted?"
         ) from error
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _NOT_AS_IT_IS for entry in entries):
         raise CheckpointError(f"{path} is compressed or encrypted, which torch.save never does. Do not use it.")
-    content = map_file(path) if mapped is None else mapped
     records = {entry.orig_filename.partition("/")[2]: _record(content, entry, path) for entry in entries}
     if len(records) < len(entries):
         raise CheckpointError(f"{path} is damaged: two of its records have one name. Use another checkpoint.")
     return Archive(os.fspath(path), content, records)
 
 
-def _record(content: Mapped, entry: zipfile.ZipInfo, path: Path) -> Record:
+def _record(content: mmap.mmap | bytearray, entry: zipfile.ZipInfo, path: Path) -> Record:
     name = entry.orig_filename.encode()
     header = content[entry.header_offset : entry.header_offset + _HEADER.size + len(name)]
     if header[:4] != SIGNATURE or header[_HEADER.size :] != name or entry.external_attr & _DIRECTORY:
@@ -105,15 +102,38 @@ def unpickle_archive(archive: Archive) -> Any:
     """
     reader = torch._C.PyTorchFileReader(archive.path)  # refuses what torch.load does not take for a file of torch.save
     reader.serialization_id()  # which torch 2.5 refuses if it is no text
+    if "constants.pkl" in archive.records:
+        raise pickle.UnpicklingError("it is a TorchScript archive")
     if ".storage_alignment" in archive.records:
         int(bytes(archive.bytes_of(".storage_alignment")))  # as torch.load since 2.7
     if sys.byteorder != "little" or bytes(archive.bytes_of("byteorder")) != b"little":
         raise pickle.UnpicklingError("the numbers have another byte order than here")
-    return _ArchiveUnpickler(archive).load()
+    content = _ArchiveUnpickler(archive).load()
+    _check_values(content)
+    return content
+
+
+def _check_values(content: Any) -> None:
+    """What a tensor is made of is no value. Torch makes other objects of it."""
+    pending, seen = [content], set()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (_Storage, torch.dtype)) or callable(value):
+            raise pickle.UnpicklingError(f"a value is a {type(value).__name__}")
+        if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            pending += [*value, *value.values()] if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """The numbers of a storage, as a flat tensor."""
+
+    numbers: torch.Tensor
 
 
 def _rebuilt_tensor(
-    storage: torch.Tensor,
+    storage: _Storage,
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
@@ -122,7 +142,7 @@ def _rebuilt_tensor(
 ) -> torch.Tensor:
     if requires_grad is not False or backward_hooks != OrderedDict():
         raise pickle.UnpicklingError("a tensor has hooks, or requires gradients")
-    return storage.as_strided(shape, stride, offset)
+    return storage.numbers.as_strided(shape, stride, offset)
 
 
 _OPCODES = [
@@ -157,15 +177,18 @@ class _ArchiveUnpickler(PlainUnpickler):
     def __init__(self, archive: Archive) -> None:
         super().__init__(io.BytesIO(archive.bytes_of("data.pkl")))
         self._archive = archive
+        self._storages: dict[str, _Storage] = {}
 
-    def persistent_load(self, persistent_id: Any) -> torch.Tensor:
-        """Give a storage as the flat tensor of its numbers."""
+    def persistent_load(self, persistent_id: Any) -> _Storage:
+        """Give a storage, which is what the first that asked for it by its key has it be."""
         match persistent_id:
             case ("storage", torch.dtype() as dtype, str(key), str(), int(numbers)) if type(persistent_id) is tuple:
-                return self._storage(self._archive.records[f"data/{key}"], dtype, numbers)
+                if key not in self._storages:
+                    self._storages[key] = _Storage(self._numbers(self._archive.records[f"data/{key}"], dtype, numbers))
+                return self._storages[key]
         raise pickle.UnpicklingError(f"{persistent_id!r:.80} is no storage")
 
-    def _storage(self, record: Record, dtype: torch.dtype, numbers: int) -> torch.Tensor:
+    def _numbers(self, record: Record, dtype: torch.dtype, numbers: int) -> torch.Tensor:
         if record.size != numbers * dtype.itemsize:  # torch 2.5 does not look
             raise CheckpointError(
                 f"{self._archive.path} is damaged: a tensor has {record.size} bytes in it, not as many as it needs."

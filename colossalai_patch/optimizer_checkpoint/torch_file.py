@@ -10,7 +10,7 @@ import torch
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import Mapped
+from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, map_archive, unpickle_archive
 
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
@@ -23,7 +23,10 @@ def load_torch_file(path: Path) -> Any:
         CheckpointError: if the file is damaged, or holds what ``torch.load(weights_only=True)`` does not admit.
         OSError: if the file cannot be read.
     """
-    (map_archive if is_zip(path) else _check_legacy)(path)
+    if is_zip(path):
+        map_archive(map_file(path))
+    else:
+        _check_legacy(path)
     weights_only = not settings.trust_pickle()
     try:
         return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
@@ -33,17 +36,14 @@ def load_torch_file(path: Path) -> Any:
         raise CheckpointError(_explanation(path, str(error))) from error
 
 
-def map_torch_file(path: Path, mapped: Mapped | None = None) -> Any:
+def map_torch_file(file: MappedFile) -> Any:
     """As ``load_torch_file``, but the tensors are views of the mapped file if it is a zip file with plain content.
 
     Of other files, torch maps tensors without looking at the sizes of their records.
-
-    Args:
-        path: the file.
-        mapped: the file, if it is mapped already.
     """
+    path = file.path
     if is_zip(path) and not settings.trust_pickle():
-        archive = map_archive(path, mapped)
+        archive = map_archive(file)
         try:
             return unpickle_archive(archive)
         except CheckpointError:

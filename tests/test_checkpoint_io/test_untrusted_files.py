@@ -293,6 +293,26 @@ def test_a_file_of_another_content_than_was_saved_is_named(checkpoint, name):
     assert_refused(checkpoint, checkpoint / name, "when it was saved", "0" * 16)
 
 
+@pytest.mark.parametrize("name", [SECOND, GROUP_FILE])
+def test_a_trusted_file_of_another_content_than_was_saved_is_refused_before_its_code_runs(
+    checkpoint, monkeypatch, name
+):
+    monkeypatch.setenv("COLOSSALAI_PATCH_TRUST_PICKLE", "1")
+    canary = checkpoint.parent / "canary"
+    write_with_pickle(checkpoint / name, CODE["exec in a state"](canary))
+    record(checkpoint, name, xxh3="0" * 16)
+    assert_refused(checkpoint, checkpoint / name, "when it was saved")
+    assert not canary.exists()
+
+
+def test_a_file_that_cannot_be_read_as_it_is_is_told_by_its_checksum_if_that_is_recorded(checkpoint):
+    record(checkpoint)
+    content = bytearray((checkpoint / SECOND).read_bytes())
+    content[content.index(b"exp_avg")] ^= 0x80
+    (checkpoint / SECOND).write_bytes(content)
+    assert_refused(checkpoint, checkpoint / SECOND, "when it was saved")
+
+
 def test_a_file_of_another_size_than_was_saved_is_named(checkpoint):
     record(checkpoint, size=7)
     assert_refused(checkpoint, checkpoint / SECOND, "instead of the 7")

@@ -21,9 +21,9 @@ def make_file(folder, size):
 
 def begin(path, recorded):
     """Map a file, and give its beginning in memory and its checksum."""
-    mapped = map_file(path)
-    address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr() if mapped else 0
-    return address, ChecksumOfMapping(path, recorded, mapped)
+    file = map_file(path)
+    address = torch.frombuffer(file.content, dtype=torch.uint8).data_ptr() if file.content else 0
+    return address, ChecksumOfMapping(file, recorded)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 
 import pytest
 import torch
@@ -73,9 +74,28 @@ def test_a_header_is_read_as_the_library_reads_it(tmp_path, header):
         expected = load_file(path)
     except Exception:
         with pytest.raises(CheckpointError, match="damaged"):
-            map_safetensors_states(path)
+            map_safetensors_states(map_file(path))
     else:
         assert_same(read(path), expected)
+
+
+@pytest.mark.parametrize("name", ["gone", "__metadata__"])
+def test_a_plain_value_that_names_no_tensor_is_refused(tmp_path, name):
+    path = tmp_path / "file.safetensors"
+    metadata = {"plain_values": json.dumps({"state.0.step": {"tensor": name}})}
+    save_file({"state.0.step": torch.tensor(1.0)}, path, metadata)
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} is damaged"):
+        map_safetensors_states(map_file(path))
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path):
+    path, later = tmp_path / "file.safetensors", tmp_path / "later.safetensors"
+    for target in (path, later):
+        save_file({"state.0.step": torch.tensor(1.0)}, target)
+    file = map_file(path)
+    later.replace(path)
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} was replaced while it was read"):
+        map_safetensors_states(file)
 
 
 def test_with_any_bit_flipped_a_file_loads_as_the_library_reads_it_or_is_refused(tmp_path):
@@ -88,7 +108,7 @@ def test_with_any_bit_flipped_a_file_loads_as_the_library_reads_it_or_is_refused
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         with contextlib.suppress(CheckpointError):
-            states = map_safetensors_states(path)
+            states = map_safetensors_states(map_file(path))
             try:
                 assert_same(dict(sorted(by_name(states).items())), dict(sorted(load_file(path).items())))
             except Exception as error:

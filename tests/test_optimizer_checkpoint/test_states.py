@@ -1,11 +1,15 @@
 """Shards are read ahead by threads: in order, a bounded number of them, and not longer than somebody wants them."""
 
 import threading
+import weakref
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, StreamedStates
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.shard import BYTES_OF_A_BATCH, MappedShard
 from colossalai_patch.optimizer_checkpoint.states import FEWEST_BYTES_FOR_A_THREAD
 
@@ -57,6 +61,23 @@ def test_no_more_shards_than_allowed_are_mapped_and_taken(shards_ahead, numbers)
         in_use = param_id // PARAMETERS
         assert max(recorded.taken) // PARAMETERS <= in_use + shards_ahead
         assert max(recorded.mapped) <= in_use + shards_ahead
+
+
+@pytest.mark.parametrize("shards_ahead", [1, 2])
+@pytest.mark.parametrize("numbers", [3, FEWEST_BYTES_FOR_A_THREAD // 4])
+def test_no_more_shards_than_allowed_are_in_memory(shards_ahead, numbers):
+    alive, counts = weakref.WeakSet(), []
+
+    def mapped(number):
+        file = map_file(Path(__file__))
+        alive.add(file.content)
+        counts.append(len(alive))
+        states = make_states(number, numbers)
+        return MappedShard(states, lambda param_id, state: {}, lambda: file.check_still_there())
+
+    shards = [partial(mapped, number) for number in range(SHARDS)]
+    assert len(list(StreamedStates(shards, 0, shards_ahead, 4).items())) == SHARDS * PARAMETERS
+    assert counts == [min(number, shards_ahead) + 1 for number in range(SHARDS)]
 
 
 @pytest.mark.parametrize(("numbers", "in_threads"), [(3, False), (FEWEST_BYTES_FOR_A_THREAD // 4, True)])

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import struct
 import zipfile
 from collections import OrderedDict
 
@@ -11,6 +12,7 @@ from comparison import assert_same
 
 from colossalai_patch.optimizer_checkpoint import CheckpointError, load_torch_file
 from colossalai_patch.optimizer_checkpoint.content import copied_value
+from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.torch_archive import map_archive, unpickle_archive
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
@@ -58,12 +60,12 @@ def save(value, folder):
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_plain_is_read_as_torch_reads_it(tmp_path, name):
     path = save(PLAIN[name], tmp_path)
-    assert_same(unpickle_archive(map_archive(path)), torch.load(path, weights_only=True))
+    assert_same(unpickle_archive(map_archive(map_file(path))), torch.load(path, weights_only=True))
 
 
 def test_strides_and_what_is_shared_are_as_torch_gives_them(tmp_path):
     path = save([SHARED, SHARED.view(3, 4).t()], tmp_path)
-    first, second = unpickle_archive(map_archive(path))["value"]
+    first, second = unpickle_archive(map_archive(map_file(path)))["value"]
     assert second.stride() == (1, 4)
     first[1] = -1.0
     assert second[1, 0] == -1.0
@@ -73,19 +75,38 @@ def test_strides_and_what_is_shared_are_as_torch_gives_them(tmp_path):
 def test_what_is_not_plain_is_left_to_torch(tmp_path, name):
     path = save(NOT_PLAIN[name], tmp_path)
     with pytest.raises(Exception, match=r"^"):
-        unpickle_archive(map_archive(path))
-    assert_same(map_torch_file(path), torch.load(path, weights_only=True))
+        unpickle_archive(map_archive(map_file(path)))
+    assert_same(map_torch_file(map_file(path)), torch.load(path, weights_only=True))
 
 
-def rewrite(path, change):
+@pytest.mark.parametrize(
+    "value", [torch.ones(2).storage(), torch.FloatStorage, OrderedDict], ids=lambda v: str(type(v))
+)
+def test_what_a_tensor_is_made_of_is_left_to_torch_where_it_is_a_value(tmp_path, value):
+    path = save((1, [value]), tmp_path)
+    (_, [ours]), (_, [theirs]) = map_torch_file(map_file(path))["value"], torch.load(path, weights_only=True)["value"]
+    assert type(ours) is type(theirs)
+
+
+def rewrite(path, change, more=()):
     """Write the records of a file anew, with what ``change`` makes of each name and content, None leaving it out."""
     with zipfile.ZipFile(path) as file:
         records = {name: file.read(name) for name in file.namelist()}
+        folder = file.namelist()[0].partition("/")[0]
+    records |= {f"{folder}/{name}": b"" for name in more}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
         for name, content in records.items():
             changed = change(name.partition("/")[2], content)
             if changed is not None:
-                file.writestr(name, changed)
+                file.writestr(aligned(name, file.fp.tell()), changed)
+
+
+def aligned(name, offset):
+    """A record whose content begins at a multiple of 64 bytes, as torch's do."""
+    record = zipfile.ZipInfo(name)
+    padding = -(offset + 30 + len(name) + 4) % 64
+    record.extra = struct.pack("<HH", 0x4246, padding) + bytes(padding)
+    return record
 
 
 @pytest.mark.parametrize(
@@ -99,13 +120,13 @@ def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp
         expected = torch.load(path, weights_only=True)
     except Exception:
         with pytest.raises(CheckpointError, match=re.escape(str(path))):
-            map_torch_file(path)
+            map_torch_file(map_file(path))
     else:
-        assert_same(map_torch_file(path), expected)
+        assert_same(map_torch_file(map_file(path)), expected)
 
 
 def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
-    path = save([torch.ones(3), (1, 2.5, None, True)], tmp_path)
+    path = save([torch.arange(3.0), torch.arange(3, dtype=torch.int32), (1, 2.5, None, True)], tmp_path)
     content = path.read_bytes()
     not_as_natively = []
     for bit in range(8 * len(content)):
@@ -113,7 +134,7 @@ def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         with contextlib.suppress(CheckpointError):
-            loaded = map_torch_file(path)
+            loaded = map_torch_file(map_file(path))
             try:
                 assert_same(loaded, torch.load(path, map_location="cpu", weights_only=True))
             except Exception as error:
@@ -125,7 +146,22 @@ def test_a_tensor_that_is_not_whole_is_refused(tmp_path):
     path = save(torch.arange(64.0), tmp_path)
     rewrite(path, lambda name, content: content[:-4] if name == "data/0" else content)
     with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} is damaged: a tensor has 252 bytes"):
-        map_torch_file(path)
+        map_torch_file(map_file(path))
+
+
+def test_what_is_written_anew_unchanged_is_plain(tmp_path):
+    path = save(torch.arange(64.0), tmp_path)
+    rewrite(path, lambda name, content: content)
+    assert_same(unpickle_archive(map_archive(map_file(path))), torch.load(path, weights_only=True))
+
+
+def test_a_torchscript_archive_is_refused(tmp_path):
+    path = save(torch.arange(64.0), tmp_path)
+    rewrite(path, lambda name, content: content, ["constants.pkl"])
+    with pytest.raises(Exception, match="TorchScript"):
+        torch.load(path, weights_only=True)
+    with pytest.raises(CheckpointError, match="TorchScript"):
+        map_torch_file(map_file(path))
 
 
 @pytest.mark.parametrize("value", [torch.arange(64.0), torch.nn.Parameter(torch.arange(64.0))], ids=["plain", "not"])
@@ -148,7 +184,7 @@ def test_a_file_that_torch_refuses_is_refused(tmp_path, change, value):
     with pytest.raises(CheckpointError, match=re.escape(str(path))):
         load_torch_file(path)
     with pytest.raises(CheckpointError, match=re.escape(str(path))):
-        map_torch_file(path)
+        map_torch_file(map_file(path))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def map_archive(file: MappedFile) -> Archive:
     records = {entry.orig_filename.partition("/")[2]: _record(content, entry, path) for entry in entries}
     if len(records) < len(entries):
         raise CheckpointError(f"{path} is damaged: two of its records have one name. Use another checkpoint.")
+    if "constants.pkl" in records:  # before 2.6, torch.load makes a module of it in spite of weights_only
+        raise CheckpointError(f"{path} is a TorchScript archive, which holds a program. Use another checkpoint.")
     return Archive(os.fspath(path), content, records)
 
 
@@ -102,8 +104,6 @@ def unpickle_archive(archive: Archive) -> Any:
     """
     reader = torch._C.PyTorchFileReader(archive.path)  # refuses what torch.load does not take for a file of torch.save
     reader.serialization_id()  # which torch 2.5 refuses if it is no text
-    if "constants.pkl" in archive.records:
-        raise pickle.UnpicklingError("it is a TorchScript archive")
     if ".storage_alignment" in archive.records:
         int(bytes(archive.bytes_of(".storage_alignment")))  # as torch.load since 2.7
     if sys.byteorder != "little" or bytes(archive.bytes_of("byteorder")) != b"little":

@@ -1,6 +1,5 @@
 """Whether a file is as it was saved, by whichever checksum there is."""
 
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -37,16 +36,14 @@ def check_as_saved(path: Path, recorded: str | None, advance: Callable[[int], ob
 def _check_records(path: Path, advance: Callable[[int], object]) -> bool:
     """Compare each record with its CRC-32, which is zero where torch was told not to compute any, or to skip data."""
     archive = map_archive(map_file(path))
-    with zipfile.ZipFile(path) as file:
-        recorded = dict(zip(archive.records, (entry.CRC for entry in file.infolist()), strict=True))
-    with_content = [name for name, record in archive.records.items() if record.size]
-    compared = [name for name in with_content if recorded[name]]
-    for name in compared:
+    with_content = {name: record.crc for name, record in archive.records.items() if record.size}
+    compared = {name: recorded for name, recorded in with_content.items() if recorded}
+    for name, recorded in compared.items():
         actual = _crc32(archive.bytes_of(name), advance)
-        if actual != recorded[name]:
+        if actual != recorded:
             raise CheckpointError(
-                f"{path} is damaged: the CRC-32 of {name} in it is {actual:08x}, and was {recorded[name]:08x} when it "
-                "was saved. Use another checkpoint."
+                f"{path} is damaged: the CRC-32 of {name} in it is {actual:08x}, and was {recorded:08x} when it was "
+                "saved. Use another checkpoint."
             )
     return compared == with_content
 

@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file as views of the mapped file, in a third of the time that ``safe_open`` takes."""
+"""The tensors of a safetensors file as views of the mapped file, in half of the time that ``safe_open`` takes."""
 
 import json
 import sys

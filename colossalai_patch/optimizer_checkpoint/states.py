@@ -9,11 +9,7 @@ from typing import TypeVar
 
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
-from colossalai_patch.optimizer_checkpoint.shard import (
-    Batch,
-    MappedShard,
-    State,
-)
+from colossalai_patch.optimizer_checkpoint.shard import Batch, MappedShard, State
 
 FEWEST_THREADS = min(4, os.cpu_count() or 1)
 FEWEST_BYTES_FOR_A_THREAD = 2**17  # of a parameter's state, on average; below, threads wait for the interpreter's lock

@@ -30,10 +30,11 @@ _HEADER = struct.Struct("<4s5H3L2H")
 
 @dataclass(frozen=True)
 class Record:
-    """Where a record of the file begins and how many bytes it has."""
+    """Where a record of the file begins, how many bytes it has, and their CRC-32 by the directory."""
 
     offset: int
     size: int
+    crc: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _record(content: mmap.mmap | bytearray, entry: zipfile.ZipInfo, path: Path) 
     *_, length_of_name, length_of_extra_field = _HEADER.unpack_from(header)
     if length_of_name != len(name):
         raise CheckpointError(f"{path} is damaged: the name of {entry.orig_filename} has two lengths.")
-    record = Record(entry.header_offset + len(header) + length_of_extra_field, entry.file_size)
+    record = Record(entry.header_offset + len(header) + length_of_extra_field, entry.file_size, entry.CRC)
     if record.offset + record.size > len(content):
         raise CheckpointError(f"{path} is not complete: it ends in {entry.orig_filename}. Was the save interrupted?")
     return record

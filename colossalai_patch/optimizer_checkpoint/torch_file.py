@@ -11,7 +11,7 @@ import torch
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
-from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, map_archive, unpickle_archive
+from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, Archive, map_archive, unpickle_archive
 
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
 
@@ -23,17 +23,8 @@ def load_torch_file(path: Path) -> Any:
         CheckpointError: if the file is damaged, or holds what ``torch.load(weights_only=True)`` does not admit.
         OSError: if the file cannot be read.
     """
-    if is_zip(path):
-        map_archive(map_file(path))
-    else:
-        _check_legacy(path)
-    weights_only = not settings.trust_pickle()
-    try:
-        return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
-    except OSError:
-        raise
-    except Exception as error:  # a crafted pickle can make an unpickler raise anything
-        raise CheckpointError(_explanation(path, str(error))) from error
+    _checked(map_file(path))
+    return _load(path)
 
 
 def map_torch_file(file: MappedFile) -> Any:
@@ -41,16 +32,15 @@ def map_torch_file(file: MappedFile) -> Any:
 
     Of other files, torch maps tensors without looking at the sizes of their records.
     """
-    path = file.path
-    if is_zip(path) and not settings.trust_pickle():
-        archive = map_archive(file)
-        try:
-            return unpickle_archive(archive)
-        except CheckpointError:
-            raise
-        except Exception:  # torch knows more types, and says what is wrong
-            return load_torch_file(path)
-    return load_torch_file(path)
+    archive = _checked(file)
+    if archive is None or settings.trust_pickle():
+        return _load(file.path)
+    try:
+        return unpickle_archive(archive)
+    except CheckpointError:
+        raise
+    except Exception:  # torch knows more types, and says what is wrong
+        return _load(file.path)
 
 
 def is_zip(path: Path) -> bool:
@@ -61,6 +51,24 @@ def is_zip(path: Path) -> bool:
     """
     with path.open("rb") as file:
         return file.read(len(SIGNATURE)) == SIGNATURE
+
+
+def _checked(file: MappedFile) -> Archive | None:
+    """Make sure of what torch does not; a zip file's records are then known."""
+    if is_zip(file.path):
+        return map_archive(file)
+    _check_legacy(file.path)
+    return None
+
+
+def _load(path: Path) -> Any:
+    weights_only = not settings.trust_pickle()
+    try:
+        return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
+    except OSError:
+        raise
+    except Exception as error:  # a crafted pickle can make an unpickler raise anything
+        raise CheckpointError(_explanation(path, str(error))) from error
 
 
 def _check_legacy(path: Path) -> None:

@@ -4,6 +4,7 @@ A server reads one request per line from stdin, JSON, and answers with one line.
 that what it forks starts as a fresh process would: without memory to reuse and without threads.
 """
 
+import gc
 import json
 import os
 import sys
@@ -101,7 +102,14 @@ def load(contender, folder, layout, parameters, numbers, trained, ready, go):
     touch(optimizer)
     seconds = time.perf_counter() - began
     assert len(optimizer.state) == parameters
-    return {"seconds": seconds, "peak": memory("VmHWM") - before, "read": bytes_read() - read_before}
+    gc.collect()
+    return {
+        "seconds": seconds,
+        "peak": memory("VmHWM") - before,
+        "state": memory("VmRSS") - before,
+        "shard": max(file.stat().st_size for file in Path(folder, layout).iterdir()),
+        "read": bytes_read() - read_before,
+    }
 
 
 def memory(name):

@@ -115,15 +115,23 @@ def summary(cell, runs):
             contender: ratios(runs, contender) for contender in runs if contender != "patched"
         },
         "peak GB": {name: max(run["peak"] for run in runs[name]) / 1e9 for name in runs},
+        "shards beside the state": {name: max(map(shards_beside, runs[name])) for name in runs},
         "read GB": {name: max(run["read"] for run in runs[name]) / 1e9 for name in runs},
     }
+
+
+def shards_beside(run):
+    """How many shards the peak of a fresh load is above what the process keeps."""
+    return (run["peak"] - run["state"]) / run["shard"]
 
 
 def line(cell, result):
     figures = result["times as long as patched"].values()
     shown = "".join(f"  {figure['median']:5.2f} ({figure['low']:4.2f}-{figure['high']:5.2f})" for figure in figures)
     speed = result["gigabytes"] / result["seconds"]["patched"]
-    return f"{cell!s:38} {speed:5.2f} GB/s{shown}   {result['peak GB']['patched'] / result['gigabytes']:5.2f}"
+    peak = result["peak GB"]["patched"] / result["gigabytes"]
+    beside = "" if cell.trained else f"  {result['shards beside the state']['patched']:5.2f}"
+    return f"{cell!s:38} {speed:5.2f} GB/s{shown}   {peak:5.2f}{beside}"
 
 
 def draw(results, path):
@@ -153,8 +161,9 @@ def main():
     options = parser.parse_args()
     cells = [cell for cell in CELLS if all(word in str(cell) for word in options.only.split())]
     servers, results = Servers(), []
-    print(f"how many times as long as the patch, median (quartiles) of {options.pairs} turns; peak memory / state")
-    print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in options.against) + " peak")
+    print(f"how many times as long as the patch, median (quartiles) of {options.pairs} turns")
+    print("last: the peak of memory, in bytes of the tensors, and how many shards it is above what is there afterwards")
+    print(f"{'':38} {'patched':10}" + "".join(f"  {name:^18}" for name in options.against) + "    peak  beside")
     for size, of_a_size in itertools.groupby(cells, key=lambda cell: cell.size):
         parameters, numbers, megabytes = SIZES[size]
         with tempfile.TemporaryDirectory(prefix="benchmark-", dir=Path.cwd()) as folder:

@@ -11,7 +11,8 @@ import torch
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN, Progress
-from colossalai_patch.optimizer_checkpoint.source import Source, view
+from colossalai_patch.optimizer_checkpoint.shard import as_it_is
+from colossalai_patch.optimizer_checkpoint.source import Source
 from colossalai_patch.optimizer_checkpoint.values import bytes_of_state, form_of, numbers_in, values_of
 
 FILES_OPEN_AT_ONCE = 2
@@ -91,7 +92,7 @@ def compare(first: Source, second: Source, progress: Progress = UNSEEN) -> Compa
     values: dict[str, Difference] = defaultdict(Difference)
     only_in_first, unlike, equal, in_both = [], [], 0, set()
     states_of_second = _StatesById(second)
-    for param_id, state in first.states(view):
+    for param_id, state in first.states(as_it_is):
         ours, theirs = _present(state), states_of_second.values(param_id)
         progress.advance(bytes_of_state(ours) + bytes_of_state(theirs))
         if not ours:
@@ -117,7 +118,7 @@ class _StatesById:
 
     def __init__(self, source: Source) -> None:
         self._piece_of = {param_id: piece for piece in source.pieces for param_id in piece.param_ids}
-        self._read = lru_cache(FILES_OPEN_AT_ONCE)(lambda piece: piece.read(view))
+        self._read = lru_cache(FILES_OPEN_AT_ONCE)(lambda piece: piece.read(as_it_is))
 
     def ids(self) -> Iterable[ParamId]:
         return self._piece_of

@@ -55,14 +55,19 @@ def unheeded(address: int) -> None:
     """Do nothing."""
 
 
-def copied_value(value: Any, before_reading: Callable[[int], object] = unheeded) -> Any:
+def copied_value(
+    value: Any,
+    before_reading: Callable[[int], object] = unheeded,
+    empty_like: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like,
+) -> Any:
     """Copy ``value`` with all tensors in it: what ``copy.deepcopy`` gives, sooner for what states consist of.
 
     Args:
         value: what to copy.
         before_reading: is told, piece by piece, up to which address in memory a large tensor will be read next.
+        empty_like: gives the memory that a large tensor is copied to.
     """
-    return with_tensors(value, partial(_copied_tensor, before_reading=before_reading))
+    return with_tensors(value, partial(_copied_tensor, before_reading=before_reading, empty_like=empty_like))
 
 
 def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -76,12 +81,16 @@ def with_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) ->
     return copy.deepcopy(value)
 
 
-def _copied_tensor(tensor: torch.Tensor, before_reading: Callable[[int], object]) -> torch.Tensor:
+def _copied_tensor(
+    tensor: torch.Tensor,
+    before_reading: Callable[[int], object],
+    empty_like: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         return copy.deepcopy(tensor)
     if tensor.numel() < NUMBERS_THAT_TORCH_COPIES_ALONE or not _is_one_block(tensor):
         return tensor.clone()
-    copied = torch.empty_like(tensor)
+    copied = empty_like(tensor)
     source, destination, size = tensor.data_ptr(), copied.data_ptr(), tensor.nbytes
     for begin in range(0, size, BYTES_OF_A_PIECE):
         count = min(BYTES_OF_A_PIECE, size - begin)

@@ -22,8 +22,8 @@ from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN, Progress
 from colossalai_patch.optimizer_checkpoint.ranks import ALONE
 from colossalai_patch.optimizer_checkpoint.save import Save, begin_save
-from colossalai_patch.optimizer_checkpoint.shard import State
-from colossalai_patch.optimizer_checkpoint.source import Source, open_source, view
+from colossalai_patch.optimizer_checkpoint.shard import State, as_it_is
+from colossalai_patch.optimizer_checkpoint.source import Source, open_source
 from colossalai_patch.optimizer_checkpoint.values import bytes_of_state
 
 BYTES_OF_A_SHARD = 2**30  # as ColossalAI's default of 1024 MB
@@ -68,7 +68,7 @@ class OneFile:
 
     def write(self, source: Source, save: Save, path: Path, advance: Advance) -> None:
         """Write the file below ``path``, the stand-in of the target."""
-        state_dict = {"state": dict(source.states(view)), PARAM_GROUPS: source.param_groups}
+        state_dict = {"state": dict(source.states(as_it_is)), PARAM_GROUPS: source.param_groups}
         _put(save, path, lambda: self.format.write_whole(path, state_dict, advance))
 
 
@@ -150,7 +150,7 @@ def _put(save: Save, path: Path, write: Callable[[], FileRecord]) -> None:
 def _cut(source: Source, shard_bytes: int) -> Iterator[States]:
     states: States = {}
     size = 0
-    for param_id, state in source.states(view):
+    for param_id, state in source.states(as_it_is):
         state_bytes = bytes_of_state(state)
         if states and size + state_bytes > shard_bytes:
             yield states

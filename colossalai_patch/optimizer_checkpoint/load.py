@@ -16,6 +16,7 @@ from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
 from colossalai_patch.optimizer_checkpoint.progress_bar import progress_bar
 from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
+from colossalai_patch.optimizer_checkpoint.shard import copy_state, copy_state_to_pinned_memory
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 
 # What native and the optimizers of torch raise when a state is not theirs.
@@ -33,7 +34,8 @@ def load_optimizer_checkpoint(
     Args:
         optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
-        low_cpu_mem_mode: hold at most two shards in host memory beside the finished state.
+        low_cpu_mem_mode: hold at most two shards in host memory beside the finished state; otherwise read further
+            ahead, and to pinned memory if all parameters are on a CUDA device.
         num_threads: how many threads copy large states, at least; four do if there are as many cores.
 
     Raises:
@@ -42,7 +44,9 @@ def load_optimizer_checkpoint(
         OSError: if a file cannot be read.
     """
     checkpoint = open_checkpoint(index_file)
-    load_streamed(optimizer, checkpoint.param_groups, checkpoint.states(low_cpu_mem_mode, num_threads), index_file)
+    take = copy_state if low_cpu_mem_mode or not _is_on_cuda(optimizer) else copy_state_to_pinned_memory
+    states = checkpoint.states(low_cpu_mem_mode, num_threads, take)
+    load_streamed(optimizer, checkpoint.param_groups, states, index_file)
     warn_of_foreign_shapes(optimizer, checkpoint)
 
 
@@ -126,6 +130,10 @@ def _release_state(optimizer: Optimizer, param_groups: ParamGroups) -> None:
         group.update(loaded)
     state.clear()
     optimizer.state, optimizer.param_groups = state, groups
+
+
+def _is_on_cuda(optimizer: Optimizer) -> bool:
+    return all(param.is_cuda for group in optimizer.param_groups for param in group["params"])
 
 
 def _uses_native(optimizer: Optimizer) -> bool:

@@ -27,7 +27,7 @@ def read_param_groups(path: Path) -> ParamGroups:
         CheckpointError: if the file holds anything else.
         OSError: if the file cannot be read.
     """
-    groups = _map_safetensors(path) if path.suffix == ".safetensors" else map_torch_file(map_file(path))
+    groups = _map_safetensors(path) if path.suffix == ".safetensors" else map_torch_file(map_file(path))[0]
     check_bounds(path, groups)
     if not is_param_groups(groups):
         raise CheckpointError(

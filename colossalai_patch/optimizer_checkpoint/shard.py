@@ -1,7 +1,7 @@
 """One shard of a checkpoint: the states of some of the parameters."""
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.checksum import ChecksumOfMapping, check_checksum
-from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value
+from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value, unheeded
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
@@ -78,10 +78,41 @@ class MappedShard:
         yield Batch(0, 0, partial(_finished, self.finish))
 
 
-def copy_state(param_id: ParamId, state: State) -> State:
-    """Take the whole state: a copy in memory of its own, which outlives the mapped file."""
-    copied: State = copied_value(state)
-    return copied
+@dataclass(frozen=True)
+class CopyState:
+    """Takes the whole state, in memory of its own, which outlives the mapped file.
+
+    Attributes:
+        empty_like: gives the memory that a large tensor is copied to.
+        before_reading: see ``copied_value``.
+    """
+
+    empty_like: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like
+    before_reading: Callable[[int], object] = unheeded
+
+    def __call__(self, param_id: ParamId, state: State) -> State:
+        """Copy a state."""
+        copied: State = copied_value(state, self.before_reading, self.empty_like)
+        return copied
+
+
+def as_it_is(param_id: ParamId, state: State) -> State:
+    """Take a state as it is: what is a view of the mapped file is read when it is used."""
+    return state
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Give memory that a device copies from by itself, which the allocator of torch uses again and again."""
+    return torch.empty_like(tensor, pin_memory=True)
+
+
+copy_state = CopyState()
+copy_state_to_pinned_memory = CopyState(pinned_like)
+
+
+def without_needless_copy(take: Take, are_views: bool) -> Take:
+    """What does the same as ``take``; tensors that are no views of a file have memory of their own already."""
+    return take if are_views or not isinstance(take, CopyState) else as_it_is
 
 
 def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
@@ -108,7 +139,7 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
     """Map a shard of either format, for ``take`` to take its states from.
 
     Args:
-        shard: the shard. Its checksum is taken if the whole of it will be read, that is, with ``copy_state``.
+        shard: the shard. Its checksum is taken if the whole of it will be read, that is, with a ``CopyState``.
         take: takes what is wanted of a state.
 
     Raises:
@@ -116,20 +147,23 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
             cannot be read without running code, or holds other parameters than the index says.
         OSError: if the file cannot be read.
     """
-    checksum = shard.checksum if take is copy_state else None
+    checksum = shard.checksum if isinstance(take, CopyState) else None
     if checksum is not None and settings.trust_pickle():
         check_checksum(shard.path, checksum)
     file = map_file(shard.path)
     try:
-        states = _states(shard, file)
+        states, are_views = _states(shard, file)
     except CheckpointError:
         if checksum is not None:
             check_checksum(shard.path, checksum)  # says more
         raise
+    take = without_needless_copy(take, are_views)
     if checksum is None:
         return MappedShard(states, take)
     checked = ChecksumOfMapping(file, checksum)
-    return MappedShard(states, lambda _, state: copied_value(state, checked.go_on), checked.finish)
+    if isinstance(take, CopyState):
+        take = replace(take, before_reading=checked.go_on)
+    return MappedShard(states, take, checked.finish)
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
@@ -138,15 +172,16 @@ def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[P
     return {param_id: state for param_id, state in kept if state is not None}
 
 
-def _states(shard: Shard, file: MappedFile) -> dict[ParamId, State]:
+def _states(shard: Shard, file: MappedFile) -> tuple[dict[ParamId, State], bool]:
+    """The states that the index speaks of, and whether their tensors are views of the mapped file."""
     is_safetensors = shard.path.suffix == ".safetensors"
-    states = (map_safetensors_states if is_safetensors else map_torch_file)(file)
+    states, are_views = (map_safetensors_states(file), True) if is_safetensors else map_torch_file(file)
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
         raise CheckpointError(f"{shard.path} is no shard of an optimizer checkpoint: it holds no dict of states.")
     check_bounds(shard.path, states)
     states = {as_param_id(key): state for key, state in states.items()}
     _check_ids(shard, states.keys())
-    return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}
+    return {param_id: states[param_id] for param_id in states if param_id in shard.param_ids}, are_views
 
 
 def _check_ids(shard: Shard, param_ids: Set[ParamId]) -> None:

@@ -12,7 +12,7 @@ from colossalai_patch.optimizer_checkpoint.files import map_file
 from colossalai_patch.optimizer_checkpoint.load import load_streamed
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
-from colossalai_patch.optimizer_checkpoint.shard import MappedShard, Take, copy_state
+from colossalai_patch.optimizer_checkpoint.shard import MappedShard, Take, copy_state, without_needless_copy
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
@@ -47,13 +47,14 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
         CheckpointError: if the file is damaged.
         OSError: if the file cannot be read.
     """
-    state_dict = map_optimizer_file(Path(path))
+    state_dict, are_views = map_optimizer_file(Path(path))
+    take = without_needless_copy(take, are_views)
     states = StreamedStates([lambda: MappedShard(state_dict["state"], take)], Path(path).stat().st_size)
     return copied_value(state_dict["param_groups"]), states
 
 
-def map_optimizer_file(path: Path) -> dict[str, Any]:
-    """Give the state dict in a checkpoint in one file; its tensors are views of the mapped file if its format allows.
+def map_optimizer_file(path: Path) -> tuple[dict[str, Any], bool]:
+    """Give the state dict in a checkpoint in one file, and whether its tensors are views of the mapped file.
 
     Raises:
         NotACheckpointError: if the file holds something else.
@@ -64,11 +65,12 @@ def map_optimizer_file(path: Path) -> dict[str, Any]:
     if not is_safetensors and not _is_torch_file(path):
         raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
     with paused_collector():
-        state_dict = (map_safetensors_state_dict if is_safetensors else map_torch_file)(map_file(path))
+        file = map_file(path)
+        state_dict, are_views = (map_safetensors_state_dict(file), True) if is_safetensors else map_torch_file(file)
     if not _is_state_dict(state_dict):
         raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)
-    return state_dict
+    return state_dict, are_views
 
 
 def _is_torch_file(path: Path) -> bool:

@@ -78,11 +78,6 @@ class Source:
             check_as_saved(file, checksums.get(file))
 
 
-def view(param_id: ParamId, state: State) -> State:
-    """Take a state as it is: its tensors are views of the mapped file, whose pages are read when they are used."""
-    return state
-
-
 def open_source(checkpoint: str | Path, prefix: str | None = None) -> Source:
     """Open a checkpoint: a directory, an index file, or the file of an unsharded checkpoint.
 
@@ -103,7 +98,7 @@ def open_source(checkpoint: str | Path, prefix: str | None = None) -> Source:
 
 
 def _open_file(path: Path) -> Source:
-    state_dict = map_optimizer_file(path)
+    state_dict, _ = map_optimizer_file(path)
     states = state_dict["state"]
     piece = Piece(path, frozenset(states), partial(take_states, states))
     return Source(path, None, state_dict["param_groups"], (piece,))

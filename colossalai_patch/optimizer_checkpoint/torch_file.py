@@ -27,20 +27,23 @@ def load_torch_file(path: Path) -> Any:
     return _load(path)
 
 
-def map_torch_file(file: MappedFile) -> Any:
+def map_torch_file(file: MappedFile) -> tuple[Any, bool]:
     """As ``load_torch_file``, but the tensors are views of the mapped file if it is a zip file with plain content.
 
     Of other files, torch maps tensors without looking at the sizes of their records.
+
+    Returns:
+        What was saved, and whether its tensors are views; otherwise they have memory of their own.
     """
     archive = _checked(file)
     if archive is None or settings.trust_pickle():
-        return _load(file.path)
+        return _load(file.path), False
     try:
-        return unpickle_archive(archive)
+        return unpickle_archive(archive), True
     except CheckpointError:
         raise
     except Exception:  # torch knows more types, and says what is wrong
-        return _load(file.path)
+        return _load(file.path), False
 
 
 def is_zip(path: Path) -> bool:

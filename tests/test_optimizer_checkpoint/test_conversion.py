@@ -14,8 +14,9 @@ from written_checkpoints import changed, make_state_dict, write_file, write_shar
 from colossalai_patch.optimizer_checkpoint import conversion
 from colossalai_patch.optimizer_checkpoint.conversion import convert, one_file, sharded
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, SaveError
+from colossalai_patch.optimizer_checkpoint.shard import as_it_is
 from colossalai_patch.optimizer_checkpoint.single_file import map_optimizer_file
-from colossalai_patch.optimizer_checkpoint.source import open_source, view
+from colossalai_patch.optimizer_checkpoint.source import open_source
 from colossalai_patch.optimizer_checkpoint.summary import summarize
 
 FORMS = ["bin", "safetensors", "one.bin", "one.safetensors"]
@@ -32,7 +33,7 @@ def convert_to(source, destination, form, shard_bytes=200):
 def state_dict_of(path):
     """What is in a checkpoint, with the states in the order of their ids and names, as safetensors has another."""
     source = open_source(path)
-    states = {param_id: dict(sorted(state.items())) for param_id, state in sorted(source.states(view))}
+    states = {param_id: dict(sorted(state.items())) for param_id, state in sorted(source.states(as_it_is))}
     return {"state": states, "param_groups": source.param_groups}
 
 
@@ -62,7 +63,7 @@ def test_one_file_is_what_native_loads(tmp_path, source):
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(4, 3), (7,), (), (2, 5), (6,)]]
     optimizer = torch.optim.AdamW([{"params": params[:2]}, {"params": params[2:]}])
     optimizer.load_state_dict(torch.load(path, weights_only=True))
-    assert torch.equal(optimizer.state[params[0]]["exp_avg"], map_optimizer_file(path)["state"][0]["exp_avg"])
+    assert torch.equal(optimizer.state[params[0]]["exp_avg"], map_optimizer_file(path)[0]["state"][0]["exp_avg"])
 
 
 def test_a_native_file_becomes_shards(tmp_path):

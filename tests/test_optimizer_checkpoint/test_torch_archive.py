@@ -57,6 +57,10 @@ def save(value, folder):
     return path
 
 
+def mapped(path):
+    return map_torch_file(map_file(path))[0]
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_plain_is_read_as_torch_reads_it(tmp_path, name):
     path = save(PLAIN[name], tmp_path)
@@ -76,7 +80,7 @@ def test_what_is_not_plain_is_left_to_torch(tmp_path, name):
     path = save(NOT_PLAIN[name], tmp_path)
     with pytest.raises(Exception, match=r"^"):
         unpickle_archive(map_archive(map_file(path)))
-    assert_same(map_torch_file(map_file(path)), torch.load(path, weights_only=True))
+    assert_same(mapped(path), torch.load(path, weights_only=True))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_what_is_not_plain_is_left_to_torch(tmp_path, name):
 )
 def test_what_a_tensor_is_made_of_is_left_to_torch_where_it_is_a_value(tmp_path, value):
     path = save((1, [value]), tmp_path)
-    (_, [ours]), (_, [theirs]) = map_torch_file(map_file(path))["value"], torch.load(path, weights_only=True)["value"]
+    (_, [ours]), (_, [theirs]) = mapped(path)["value"], torch.load(path, weights_only=True)["value"]
     assert type(ours) is type(theirs)
 
 
@@ -120,9 +124,9 @@ def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp
         expected = torch.load(path, weights_only=True)
     except Exception:
         with pytest.raises(CheckpointError, match=re.escape(str(path))):
-            map_torch_file(map_file(path))
+            mapped(path)
     else:
-        assert_same(map_torch_file(map_file(path)), expected)
+        assert_same(mapped(path), expected)
 
 
 def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
@@ -130,7 +134,7 @@ def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
     assert (
         read_otherwise(
             path,
-            lambda path: map_torch_file(map_file(path)),
+            mapped,
             lambda path: torch.load(path, map_location="cpu", weights_only=True),
         )
         == []
@@ -141,7 +145,7 @@ def test_a_tensor_that_is_not_whole_is_refused(tmp_path):
     path = save(torch.arange(64.0), tmp_path)
     rewrite(path, lambda name, content: content[:-4] if name == "data/0" else content)
     with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} is damaged: a tensor has 252 bytes"):
-        map_torch_file(map_file(path))
+        mapped(path)
 
 
 def test_what_is_written_anew_unchanged_is_plain(tmp_path):
@@ -156,7 +160,7 @@ def test_a_torchscript_archive_is_refused(tmp_path):
     with pytest.raises(Exception, match=r"^"):
         torch.load(path, weights_only=True)
     with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} is a TorchScript archive"):
-        map_torch_file(map_file(path))
+        mapped(path)
     with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} is a TorchScript archive"):
         load_torch_file(path)
 
@@ -181,7 +185,7 @@ def test_a_file_that_torch_refuses_is_refused(tmp_path, change, value):
     with pytest.raises(CheckpointError, match=re.escape(str(path))):
         load_torch_file(path)
     with pytest.raises(CheckpointError, match=re.escape(str(path))):
-        map_torch_file(map_file(path))
+        mapped(path)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class OverlayLoader:
 
 
 def _patch_wanted() -> bool:
-    """What ``COLOSSALAI_PATCH`` says; a wrong value of any setting is a warning here."""
+    """What ``COLOSSALAI_PATCH`` says; any wrong setting is a warning here."""
     from colossalai_patch import settings
 
     wanted = False
@@ -146,7 +146,7 @@ def _patch_wanted() -> bool:
         wanted = settings.patch_wanted()
         settings.check_all()
     except settings.SettingError as error:
-        _warn(f"{error}. {'Saves and loads that need it will fail' if wanted else 'ColossalAI stays stock'}.")
+        _warn(f"{error}. {'Set it right before you save or load' if wanted else 'ColossalAI stays stock'}.")
     return wanted
 
 

@@ -2,9 +2,17 @@
 
 import os
 
+_CHOICES = {  # of each, and what they mean; the first one is the default
+    "COLOSSALAI_PATCH": {"on": True, "off": False},
+    "COLOSSALAI_PATCH_SAVE_FORMAT": {"bin": False, "safetensors": True},
+    "COLOSSALAI_PATCH_TRUST_PICKLE": {"0": False, "1": True},
+    "COLOSSALAI_PATCH_PROGRESS": {"1": True, "0": False},
+    "COLOSSALAI_PATCH_RELEASE_OLD_STATE": {"0": False, "1": True},
+}
+
 
 class SettingError(ValueError):
-    """An environment variable of this project holds a value that it cannot have."""
+    """An environment variable of this project holds a value that it cannot have, or has a name that there is not."""
 
 
 def patch_wanted() -> bool:
@@ -13,16 +21,7 @@ def patch_wanted() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    return _choice("COLOSSALAI_PATCH", {"on": True, "off": False}, default="on")
-
-
-def trust_pickle() -> bool:
-    """Whether ``COLOSSALAI_PATCH_TRUST_PICKLE`` lets checkpoint files run code: ``0`` (the default) or ``1``.
-
-    Raises:
-        SettingError: for any other value.
-    """
-    return _choice("COLOSSALAI_PATCH_TRUST_PICKLE", {"1": True, "0": False}, default="0")
+    return _chosen("COLOSSALAI_PATCH")
 
 
 def save_in_safetensors() -> bool:
@@ -31,7 +30,16 @@ def save_in_safetensors() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    return _choice("COLOSSALAI_PATCH_SAVE_FORMAT", {"bin": False, "safetensors": True}, default="bin")
+    return _chosen("COLOSSALAI_PATCH_SAVE_FORMAT")
+
+
+def trust_pickle() -> bool:
+    """Whether ``COLOSSALAI_PATCH_TRUST_PICKLE`` lets checkpoint files run code: ``0`` (the default) or ``1``.
+
+    Raises:
+        SettingError: for any other value.
+    """
+    return _chosen("COLOSSALAI_PATCH_TRUST_PICKLE")
 
 
 def progress_wanted() -> bool:
@@ -40,7 +48,7 @@ def progress_wanted() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    return _choice("COLOSSALAI_PATCH_PROGRESS", {"1": True, "0": False}, default="1")
+    return _chosen("COLOSSALAI_PATCH_PROGRESS")
 
 
 def release_old_state() -> bool:
@@ -49,20 +57,25 @@ def release_old_state() -> bool:
     Raises:
         SettingError: for any other value.
     """
-    return _choice("COLOSSALAI_PATCH_RELEASE_OLD_STATE", {"1": True, "0": False}, default="0")
+    return _chosen("COLOSSALAI_PATCH_RELEASE_OLD_STATE")
 
 
 def check_all() -> None:
-    """Read every variable, so that a wrong value is known before it is needed.
+    """Look at every variable, so that a mistake is known before it matters.
 
     Raises:
-        SettingError: for the first one that has a value that it cannot have.
+        SettingError: for the first one that has a value that it cannot have, or a name that there is not.
     """
-    for read in (patch_wanted, trust_pickle, save_in_safetensors, progress_wanted, release_old_state):
-        read()
+    for name in _CHOICES:
+        _chosen(name)
+    for name in sorted(os.environ):
+        if name.startswith("COLOSSALAI_PATCH_") and name not in _CHOICES:
+            raise SettingError(f"{name} is not a setting: there are {', '.join(_CHOICES)}")
 
 
-def _choice(name: str, choices: dict[str, bool], default: str) -> bool:
+def _chosen(name: str) -> bool:
+    choices = _CHOICES[name]
+    default = next(iter(choices))
     value = os.environ.get(name, default)
     if value not in choices:
         known = " or ".join(repr(choice) + " (the default)" * (choice == default) for choice in choices)

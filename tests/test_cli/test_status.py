@@ -71,6 +71,13 @@ def test_a_wrong_setting_is_one_line_on_stderr(monkeypatch, name):
     assert re.fullmatch(rf"Error: {name}='wrong': it can be .+ or .+\n", result.stderr)
 
 
+def test_a_misspelt_setting_is_one_line_that_names_those_there_are(monkeypatch):
+    monkeypatch.setenv("COLOSSALAI_PATCH_PROGRES", "0")
+    result = CliRunner().invoke(main, ["status"])
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: COLOSSALAI_PATCH_PROGRES is not a setting: there are {', '.join(SETTINGS)}\n"
+
+
 def test_a_wrong_setting_is_in_json_too(monkeypatch):
     monkeypatch.setenv("COLOSSALAI_PATCH", "of")
     result = CliRunner().invoke(main, ["status", "--json"])

@@ -131,6 +131,12 @@ def test_a_wrong_setting_warns_and_leaves_the_release_stock(finder, monkeypatch)
         assert finder.find_spec(NAME, colossalai.checkpoint_io.__path__) is None
 
 
+def test_a_misspelt_setting_warns_and_patches(finder, monkeypatch):
+    monkeypatch.setenv("COLOSSALAI_PATCH_TRUST_PICKEL", "1")
+    with pytest.warns(RuntimeWarning, match=r"COLOSSALAI_PATCH_TRUST_PICKEL is not a setting"):
+        assert load(finder).__file__ == str(finder.overlay_file)
+
+
 @pytest.mark.parametrize("name", ["SAVE_FORMAT", "TRUST_PICKLE", "PROGRESS", "RELEASE_OLD_STATE"])
 def test_any_other_wrong_setting_warns_once_and_patches(finder, monkeypatch, name):
     monkeypatch.setenv(f"COLOSSALAI_PATCH_{name}", "wrong")

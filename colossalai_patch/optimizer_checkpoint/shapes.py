@@ -4,12 +4,15 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import OptimizerCheckpoint
+
+Shapes = tuple[str, int, torch.Size, torch.Size]
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,30 @@ def find_foreign_shapes(optimizer: Optimizer) -> Iterator[ForeignShape]:
     does not have its own parameter's. Scalars are never meant.
     """
     for group, param_group in enumerate(optimizer.param_groups):
-        for name, shapes in _shapes_by_name(optimizer.state, param_group["params"]).items():
-            states = Counter(shape for _, shape, _ in shapes)
-            params = Counter(param_shape for _, _, param_shape in shapes)
+        found = partial(_shapes, optimizer.state, param_group["params"])
+        if all(shape == param_shape for _, _, shape, param_shape in found()):
+            continue  # as nearly always, and nothing to remember
+        for name, shapes in _by_name(found()).items():
+            states = Counter(shape for _, _, shape, _ in shapes)
+            params = Counter(param_shape for _, _, _, param_shape in shapes)
             if 2 * (states & params).total() <= len(shapes):
                 continue
-            for position, shape, param_shape in shapes:
+            for _, position, shape, param_shape in shapes:
                 if shape != param_shape:
                     yield ForeignShape(group, position, name, shape, param_shape)
 
 
-def _shapes_by_name(state: Any, params: list[torch.Tensor]) -> dict[str, list[tuple[int, torch.Size, torch.Size]]]:
-    shapes = defaultdict(list)
+def _shapes(state: Any, params: list[torch.Tensor]) -> Iterator[Shapes]:
+    """Yield for each state tensor that is no scalar its name, its parameter's position, and the shapes of both."""
     for position, param in enumerate(params):
         values = state.get(param)
         for name, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, torch.Tensor) and value.numel() > 1:
-                shapes[name].append((position, value.shape, param.shape))
-    return shapes
+                yield name, position, value.shape, param.shape
+
+
+def _by_name(shapes: Iterator[Shapes]) -> dict[str, list[Shapes]]:
+    by_name = defaultdict(list)
+    for of_a_state in shapes:
+        by_name[of_a_state[0]].append(of_a_state)
+    return by_name

@@ -20,6 +20,13 @@ from pathlib import Path
 SIZES = {"200x1M": (200, 1_000_000, 200), "4x50M": (4, 50_000_000, 200), "20000x1k": (20_000, 1_000, 40)}
 OTHERS = ["stock", "one file", "dcp", "fill"]
 PAIRS = 5
+TARGETS = [  # in which cells, whom it is against, and how many times as long that takes at least
+    ("200x1M bin fresh 1 rank", "stock", 1.6),
+    ("200x1M bin fresh 1 rank", "fill", 0.75),
+    ("", "stock", 0.95),
+    ("20000x1k", "one file", 1.0),
+]
+SHARDS_BESIDE = 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Cell:
         return parameters * numbers * 2 * 4 / 1e9
 
     def has(self, contender):
-        """Whether it takes part: dcp takes forty seconds for 20,000 parameters, so it loads them once for a layout."""
+        """Whether it takes part: dcp takes forty seconds for 20,000 parameters, so it has one cell of each layout."""
         return contender != "dcp" or self.size != "20000x1k" or (self.ranks == 1 and not self.trained)
 
 
@@ -119,7 +126,7 @@ def summary(cell, runs):
             contender: ratios(runs, contender) for contender in runs if contender != "patched"
         },
         "peak GB": {name: max(run["peak"] for run in runs[name]) / 1e9 for name in runs},
-        "shards beside the state": {name: max(map(shards_beside, runs[name])) for name in runs},
+        "shards beside the state": {} if cell.trained else {name: max(map(shards_beside, runs[name])) for name in runs},
         "read GB": {name: max(run["read"] for run in runs[name]) / 1e9 for name in runs},
     }
 
@@ -139,6 +146,20 @@ def line(cell, result, others):
     peak = result["peak GB"]["patched"] / result["gigabytes"]
     beside = "" if cell.trained else f"  {result['shards beside the state']['patched']:5.2f}"
     return f"{cell!s:38} {speed:5.2f} GB/s{shown}   {peak:5.2f}{beside}"
+
+
+def targets(results):
+    """Yield for each target what it is and how far the worst of its cells came, and whether that is enough."""
+    cells = [(" ".join(str(Cell(**result["cell"])).split()), result) for result in results]
+    for words, contender, least in TARGETS:
+        ratios = [result["times as long as patched"].get(contender) for name, result in cells if words in name]
+        if worst := min((figures["median"] for figures in ratios if figures), default=None):
+            yield (
+                f"{words or 'any cell'}: {contender} takes {worst:.2f} times as long; at least {least}",
+                worst >= least,
+            )
+    beside = [result["shards beside the state"].get("patched", 0.0) for result in results]
+    yield f"any cell: {max(beside):.2f} shards beside the state; at most {SHARDS_BESIDE}", max(beside) <= SHARDS_BESIDE
 
 
 def draw(results, path):
@@ -181,6 +202,8 @@ def main():
             for cell in of_a_size:
                 results.append(summary(cell, measure(servers, cell, folder, options.against, options.pairs)))
                 print(line(cell, results[-1], options.against), flush=True)
+    for what, is_met in targets(results):
+        print(f"{'met' if is_met else 'MISSED':6} {what}")
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "load.json").write_text(json.dumps(results, indent=1))

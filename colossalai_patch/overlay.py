@@ -146,7 +146,7 @@ def _patch_wanted() -> bool:
         wanted = settings.patch_wanted()
         settings.check_all()
     except settings.SettingError as error:
-        _warn(f"{error}. {'Set it right before you save or load' if wanted else 'ColossalAI stays stock'}.")
+        _warn(f"{error}. {'What needs a setting with a wrong value fails' if wanted else 'ColossalAI stays stock'}.")
     return wanted
 
 

@@ -70,7 +70,7 @@ def check_all() -> None:
         _chosen(name)
     for name in sorted(os.environ):
         if name.startswith("COLOSSALAI_PATCH_") and name not in _CHOICES:
-            raise SettingError(f"{name} is not a setting: there are {', '.join(_CHOICES)}")
+            raise SettingError(f"{name} is no setting and has no effect: there are {', '.join(_CHOICES)}")
 
 
 def _chosen(name: str) -> bool:

@@ -45,7 +45,7 @@ def find_status() -> Status:
     """Import every module that the overlay changes, which takes seconds, and report what became of it.
 
     Raises:
-        SettingError: if an environment variable of this project holds a value that it cannot have.
+        SettingError: as ``settings.check_all``.
     """
     settings.check_all()
     wanted = settings.patch_wanted()

@@ -15,7 +15,7 @@ from colossalai_patch.status import ACTIVE, FAILED, Status, find_status
 def status(as_json: bool) -> None:
     """Say which modules of ColossalAI are patched, and why not where they are not.
 
-    The exit code is 0 when all are active, and 1 otherwise, as when a COLOSSALAI_PATCH variable has a wrong value.
+    The exit code is 0 when all are active, and 1 otherwise, as when a COLOSSALAI_PATCH variable is wrong.
 
     \b
     Example:

@@ -75,7 +75,10 @@ def test_a_misspelt_setting_is_one_line_that_names_those_there_are(monkeypatch):
     monkeypatch.setenv("COLOSSALAI_PATCH_PROGRES", "0")
     result = CliRunner().invoke(main, ["status"])
     assert result.exit_code == 1
-    assert result.stderr == f"Error: COLOSSALAI_PATCH_PROGRES is not a setting: there are {', '.join(SETTINGS)}\n"
+    assert (
+        result.stderr
+        == f"Error: COLOSSALAI_PATCH_PROGRES is no setting and has no effect: there are {', '.join(SETTINGS)}\n"
+    )
 
 
 def test_a_wrong_setting_is_in_json_too(monkeypatch):

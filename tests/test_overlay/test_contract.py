@@ -133,7 +133,7 @@ def test_a_wrong_setting_warns_and_leaves_the_release_stock(finder, monkeypatch)
 
 def test_a_misspelt_setting_warns_and_patches(finder, monkeypatch):
     monkeypatch.setenv("COLOSSALAI_PATCH_TRUST_PICKEL", "1")
-    with pytest.warns(RuntimeWarning, match=r"COLOSSALAI_PATCH_TRUST_PICKEL is not a setting"):
+    with pytest.warns(RuntimeWarning, match=r"COLOSSALAI_PATCH_TRUST_PICKEL is no setting"):
         assert load(finder).__file__ == str(finder.overlay_file)
 
 

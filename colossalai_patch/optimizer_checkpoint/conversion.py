@@ -117,8 +117,8 @@ class Sharded:
 def convert(source: Source, destination: OneFile | Sharded, progress: Progress = UNSEEN) -> None:
     """Write a checkpoint again. What was at the destination is there until the result is found equal to the source.
 
-    Host memory holds little beside pages of the source's mapped files, which the system may drop. Only a source in the
-    format of torch before 1.6, which cannot be mapped, is read file by file.
+    Host memory holds little beside pages of the source's mapped files, which the system may drop. A file that only
+    torch can read, such as one in its format before 1.6, is read as a whole.
 
     Args:
         source: the checkpoint to be written.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from colossalai_patch import settings
@@ -35,7 +36,7 @@ def load_optimizer_checkpoint(
         optimizer: the optimizer.
         index_file: the path of the index; group file and shards are beside it.
         low_cpu_mem_mode: hold at most two shards in host memory beside the finished state; otherwise read further
-            ahead, and to pinned memory if all parameters are on a CUDA device.
+            ahead, and to pinned memory if native takes one state after the other to a CUDA device.
         num_threads: how many threads copy large states, at least; four do if there are as many cores.
 
     Raises:
@@ -44,7 +45,7 @@ def load_optimizer_checkpoint(
         OSError: if a file cannot be read.
     """
     checkpoint = open_checkpoint(index_file)
-    take = copy_state if low_cpu_mem_mode or not _is_on_cuda(optimizer) else copy_state_to_pinned_memory
+    take = copy_state_to_pinned_memory if not low_cpu_mem_mode and _goes_to_cuda(optimizer) else copy_state
     states = checkpoint.states(low_cpu_mem_mode, num_threads, take)
     load_streamed(optimizer, checkpoint.param_groups, states, index_file)
     warn_of_foreign_shapes(optimizer, checkpoint)
@@ -84,11 +85,14 @@ def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint
 
     Raises:
         CheckpointError: if an optimizer without hooks and without a ``load_state_dict`` of its own cannot take them.
+        torch.cuda.OutOfMemoryError: if a device has no room for them.
         Exception: whatever else ``optimizer.load_state_dict`` raises.
     """
     try:
         with unchanged_on_failure(optimizer):
             optimizer.load_state_dict(state_dict)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except OF_A_WRONG_STATE as error:
         if not _uses_native(optimizer) or _post_hooks(optimizer):
             raise
@@ -132,8 +136,10 @@ def _release_state(optimizer: Optimizer, param_groups: ParamGroups) -> None:
     optimizer.state, optimizer.param_groups = state, groups
 
 
-def _is_on_cuda(optimizer: Optimizer) -> bool:
-    return all(param.is_cuda for group in optimizer.param_groups for param in group["params"])
+def _goes_to_cuda(optimizer: Optimizer) -> bool:
+    """Whether no state stays on the host, nor waits there for the others."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return _uses_native(optimizer) and all(param.is_cuda for param in params)
 
 
 def _uses_native(optimizer: Optimizer) -> bool:

@@ -62,7 +62,8 @@ class MappedShard:
     """A shard whose file is mapped.
 
     Attributes:
-        states: the states by param id, in the order of the shard; their tensors are on the CPU and views of the file.
+        states: the states by param id, in the order of the shard; their tensors are on the CPU, and views of the file
+            unless torch had to read it.
         take: takes what is wanted of a state.
         finish: makes sure of the file when all states are taken; before, they are not known to be what was saved.
     """
@@ -102,8 +103,11 @@ def as_it_is(param_id: ParamId, state: State) -> State:
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Give memory that a device copies from by itself, which the allocator of torch uses again and again."""
-    return torch.empty_like(tensor, pin_memory=True)
+    """Give memory that a device copies from by itself, if there is more of it; torch's allocator uses it again."""
+    try:
+        return torch.empty_like(tensor, pin_memory=True)
+    except RuntimeError:
+        return torch.empty_like(tensor)
 
 
 copy_state = CopyState()
@@ -120,8 +124,8 @@ def read_shard(shard: Shard, take: Take = copy_state) -> dict[ParamId, State]:
 
     Args:
         shard: the shard.
-        take: gets each param id with its state, whose tensors are on the CPU and views of the mapped file, and returns
-            what to keep of it, copied, or None to leave it out. Only the pages that it touches are read.
+        take: gets each param id with its state, whose tensors are on the CPU and may be views of the mapped file, and
+            returns what to keep of it, copied, or None to leave it out. Only the pages that it touches are read.
 
     Returns:
         What ``take`` returned by param id, in the order of the shard.
@@ -150,6 +154,7 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
     checksum = shard.checksum if isinstance(take, CopyState) else None
     if checksum is not None and settings.trust_pickle():
         check_checksum(shard.path, checksum)
+        checksum = None
     file = map_file(shard.path)
     try:
         states, are_views = _states(shard, file)
@@ -167,7 +172,7 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:
-    """Take what is wanted of states whose tensors are views of a mapped file."""
+    """Take what is wanted of states whose tensors may be views of a mapped file."""
     kept = ((param_id, take(param_id, state)) for param_id, state in states.items())
     return {param_id: state for param_id, state in kept if state is not None}
 

@@ -47,20 +47,25 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
         CheckpointError: if the file is damaged.
         OSError: if the file cannot be read.
     """
-    state_dict, are_views = map_optimizer_file(Path(path))
+    state_dict, are_views = _mapped(Path(path))
     take = without_needless_copy(take, are_views)
     states = StreamedStates([lambda: MappedShard(state_dict["state"], take)], Path(path).stat().st_size)
     return copied_value(state_dict["param_groups"]), states
 
 
-def map_optimizer_file(path: Path) -> tuple[dict[str, Any], bool]:
-    """Give the state dict in a checkpoint in one file, and whether its tensors are views of the mapped file.
+def map_optimizer_file(path: Path) -> dict[str, Any]:
+    """Give the state dict in a checkpoint in one file; its tensors are views of the mapped file if its format allows.
 
     Raises:
         NotACheckpointError: if the file holds something else.
         CheckpointError: if the file is damaged.
         OSError: if the file cannot be read.
     """
+    return _mapped(path)[0]
+
+
+def _mapped(path: Path) -> tuple[dict[str, Any], bool]:
+    """The state dict, and whether its tensors are views."""
     is_safetensors = path.suffix == ".safetensors"
     if not is_safetensors and not _is_torch_file(path):
         raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")

@@ -98,7 +98,7 @@ def open_source(checkpoint: str | Path, prefix: str | None = None) -> Source:
 
 
 def _open_file(path: Path) -> Source:
-    state_dict, _ = map_optimizer_file(path)
+    state_dict = map_optimizer_file(path)
     states = state_dict["state"]
     piece = Piece(path, frozenset(states), partial(take_states, states))
     return Source(path, None, state_dict["param_groups"], (piece,))

@@ -36,14 +36,16 @@ def map_torch_file(file: MappedFile) -> tuple[Any, bool]:
         What was saved, and whether its tensors are views; otherwise they have memory of their own.
     """
     archive = _checked(file)
-    if archive is None or settings.trust_pickle():
-        return _load(file.path), False
-    try:
-        return unpickle_archive(archive), True
-    except CheckpointError:
-        raise
-    except Exception:  # torch knows more types, and says what is wrong
-        return _load(file.path), False
+    if archive is not None and not settings.trust_pickle():
+        try:
+            return unpickle_archive(archive), True
+        except CheckpointError:
+            raise
+        except Exception:  # torch knows more types, and says what is wrong
+            pass
+    content = _load(file.path)
+    file.check_still_there()
+    return content, False
 
 
 def is_zip(path: Path) -> bool:

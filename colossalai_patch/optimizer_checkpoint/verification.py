@@ -123,8 +123,7 @@ def _verify_file(path: Path, progress: Progress, look: Take) -> Verification:
     found = Verification(path)
     with _counted(found):
         _compare(found, path, None, progress)
-        state_dict, _ = map_optimizer_file(path)
-        take_states(state_dict["state"], _advancing(look, progress))
+        take_states(map_optimizer_file(path)["state"], _advancing(look, progress))
     return found
 
 

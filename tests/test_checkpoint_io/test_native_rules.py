@@ -258,3 +258,16 @@ def test_an_optimizer_that_cannot_take_a_state_is_as_before(tmp_path):
         GeneralCheckpointIO().load_optimizer(restored, tmp_path)
     assert restored.state is state
     assert_same(restored.state_dict(), before)
+
+
+def test_a_device_without_room_is_told_of_by_the_error_of_torch_and_the_optimizer_is_as_before(tmp_path, monkeypatch):
+    def without_room(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    save_bin(make_adamw(steps=2), tmp_path)
+    restored = make_adamw(steps=1)
+    before = copy.deepcopy(restored.state_dict())
+    monkeypatch.setattr(torch.optim.Optimizer, "_process_value_according_to_param_policy", without_room)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="out of memory"):
+        GeneralCheckpointIO().load_optimizer(restored, tmp_path)
+    assert_same(restored.state_dict(), before)

@@ -293,6 +293,15 @@ def test_a_file_of_another_content_than_was_saved_is_named(checkpoint, name):
     assert_refused(checkpoint, checkpoint / name, "when it was saved", "0" * 16)
 
 
+def test_a_file_that_only_torch_can_read_is_compared_with_its_checksum_too(checkpoint):
+    states = torch.load(checkpoint / SECOND, weights_only=True)
+    torch.save(states, checkpoint / SECOND, _use_new_zipfile_serialization=False)
+    record(checkpoint)
+    assert_loads(checkpoint)
+    record(checkpoint, xxh3="0" * 16)
+    assert_refused(checkpoint, checkpoint / SECOND, "when it was saved", "0" * 16)
+
+
 @pytest.mark.parametrize("name", [SECOND, GROUP_FILE])
 def test_a_trusted_file_of_another_content_than_was_saved_is_refused_before_its_code_runs(
     checkpoint, monkeypatch, name

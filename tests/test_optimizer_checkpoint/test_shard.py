@@ -1,11 +1,15 @@
 """The memory that the states of a shard come to."""
 
+import json
+import re
+
 import pytest
 import torch
 from comparison import assert_same
 from written_checkpoints import write_sharded
 
-from colossalai_patch.optimizer_checkpoint import load_optimizer_checkpoint
+from colossalai_patch.optimizer_checkpoint import CheckpointError, load_optimizer_checkpoint, open_optimizer_file
+from colossalai_patch.optimizer_checkpoint.checksum import checksum
 from colossalai_patch.optimizer_checkpoint.content import NUMBERS_THAT_TORCH_COPIES_ALONE
 from colossalai_patch.optimizer_checkpoint.shard import Shard, read_shard
 
@@ -32,43 +36,104 @@ def make_optimizer():
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(numbers)) for numbers in (NUMBERS, 3)], momentum=0.9)
 
 
-def write_checkpoint(folder):
+@pytest.fixture(params=["with checksums", "without checksums"])
+def checkpoint(request, tmp_path):
+    """An index file, and the state dict that was saved."""
     optimizer = make_optimizer()
     for number, param in enumerate(optimizer.param_groups[0]["params"]):
         optimizer.state[param] = {"momentum_buffer": torch.full_like(param, float(number), requires_grad=False)}
-    write_sharded(optimizer.state_dict(), folder)
-    return optimizer.state_dict(), folder / "pytorch_optim.bin.index.json"
+    state_dict = optimizer.state_dict()
+    index_file = write_sharded(state_dict, tmp_path) / "pytorch_optim.bin.index.json"
+    if request.param == "with checksums":
+        index = json.loads(index_file.read_text())
+        files = {path.name: {"size": path.stat().st_size, "xxh3": checksum(path)} for path in tmp_path.glob("*.bin")}
+        index["metadata"]["files"] = files
+        index_file.write_text(json.dumps(index))
+    return index_file, state_dict
 
 
-def test_large_states_for_a_device_come_through_pinned_memory_when_host_memory_is_plenty(tmp_path, pinned):
-    saved, index_file = write_checkpoint(tmp_path)
+def test_large_states_for_a_device_come_through_pinned_memory_when_host_memory_is_plenty(checkpoint, pinned):
+    index_file, saved = checkpoint
     optimizer = make_optimizer()
     load_optimizer_checkpoint(optimizer, index_file, low_cpu_mem_mode=False)
     assert pinned == [NUMBERS * 4]
     assert_same(optimizer.state_dict(), saved)
 
 
-def test_no_memory_is_pinned_when_host_memory_is_scarce(tmp_path, pinned):
-    load_optimizer_checkpoint(make_optimizer(), write_checkpoint(tmp_path)[1], low_cpu_mem_mode=True)
+def test_states_come_through_other_memory_when_none_can_be_pinned(checkpoint, monkeypatch):
+    def refused(tensor, pin_memory=False):
+        if pin_memory:
+            raise RuntimeError("CUDA error: OS call failed or operation not supported on this OS")
+        return empty_like(tensor)
+
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", refused)
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+    index_file, saved = checkpoint
+    optimizer = make_optimizer()
+    load_optimizer_checkpoint(optimizer, index_file, low_cpu_mem_mode=False)
+    assert_same(optimizer.state_dict(), saved)
+
+
+def test_no_memory_is_pinned_when_host_memory_is_scarce(checkpoint, pinned):
+    load_optimizer_checkpoint(make_optimizer(), checkpoint[0], low_cpu_mem_mode=True)
     assert pinned == []
 
 
-def test_no_memory_is_pinned_when_states_stay_on_the_host(tmp_path, pinned):
+def test_no_memory_is_pinned_when_states_stay_on_the_host(checkpoint, pinned):
     optimizer = make_optimizer()
     optimizer.param_groups[0]["params"][1].is_cuda = False
-    load_optimizer_checkpoint(optimizer, write_checkpoint(tmp_path)[1], low_cpu_mem_mode=False)
+    load_optimizer_checkpoint(optimizer, checkpoint[0], low_cpu_mem_mode=False)
     assert pinned == []
 
 
-@pytest.mark.parametrize("in_zip", [True, False])
-def test_what_torch_reads_is_not_copied_again(tmp_path, monkeypatch, in_zip):
+def test_no_memory_is_pinned_when_all_states_wait_on_the_host_for_a_hook(checkpoint, pinned):
+    optimizer = make_optimizer()
+    optimizer.register_load_state_dict_pre_hook(lambda optimizer, state_dict: None)
+    load_optimizer_checkpoint(optimizer, checkpoint[0], low_cpu_mem_mode=False)
+    assert pinned == []
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """What ``torch.load`` gives."""
+
     def noted(*arguments, **options):
         loaded.append(load(*arguments, **options))
         return loaded[-1]
 
     loaded, load = [], torch.load
     monkeypatch.setattr(torch, "load", noted)
+    return loaded
+
+
+STATES = {0: {"exp_avg": torch.ones(2, dtype=torch.complex64)}}
+
+
+@pytest.mark.parametrize("in_zip", [True, False])
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_shard_that_torch_reads_is_not_copied_again(tmp_path, loaded, in_zip, checked):
     path = tmp_path / "shard.bin"
-    torch.save({0: {"exp_avg": torch.ones(2, dtype=torch.complex64)}}, path, _use_new_zipfile_serialization=in_zip)
-    states = read_shard(Shard(path, frozenset([0])))
+    torch.save(STATES, path, _use_new_zipfile_serialization=in_zip)
+    states = read_shard(Shard(path, frozenset([0]), checksum(path) if checked else None))
     assert states[0]["exp_avg"] is loaded[0][0]["exp_avg"]
+
+
+def test_a_whole_file_that_torch_reads_is_not_copied_again(tmp_path, loaded):
+    path = tmp_path / "optimizer.bin"
+    torch.save({"state": STATES, "param_groups": [{"params": [0]}]}, path)
+    _, states = open_optimizer_file(path)
+    assert dict(states.items())[0]["exp_avg"] is loaded[0]["state"][0]["exp_avg"]
+
+
+def test_a_shard_that_is_replaced_while_torch_reads_it_is_refused(tmp_path, monkeypatch):
+    def read_another(*arguments, **options):
+        another.replace(path)
+        return load(*arguments, **options)
+
+    load, path, another = torch.load, tmp_path / "shard.bin", tmp_path / "another.bin"
+    for file in (path, another):
+        torch.save(STATES, file)
+    monkeypatch.setattr(torch, "load", read_another)
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} was replaced while it was read"):
+        read_shard(Shard(path, frozenset([0])))

@@ -23,8 +23,9 @@ def load_torch_file(path: Path) -> Any:
         CheckpointError: if the file is damaged, or holds what ``torch.load(weights_only=True)`` does not admit.
         OSError: if the file cannot be read.
     """
-    _checked(map_file(path))
-    return _load(path)
+    file = map_file(path)
+    _checked(file)
+    return _load(file)
 
 
 def map_torch_file(file: MappedFile) -> tuple[Any, bool]:
@@ -43,9 +44,7 @@ def map_torch_file(file: MappedFile) -> tuple[Any, bool]:
             raise
         except Exception:  # torch knows more types, and says what is wrong
             pass
-    content = _load(file.path)
-    file.check_still_there()
-    return content, False
+    return _load(file), False
 
 
 def is_zip(path: Path) -> bool:
@@ -66,14 +65,17 @@ def _checked(file: MappedFile) -> Archive | None:
     return None
 
 
-def _load(path: Path) -> Any:
+def _load(file: MappedFile) -> Any:
+    """Have torch read a file, by its path, which must still be that of the file that was looked at."""
     weights_only = not settings.trust_pickle()
     try:
-        return torch.load(os.fspath(path), map_location="cpu", weights_only=weights_only, mmap=False)
+        content = torch.load(os.fspath(file.path), map_location="cpu", weights_only=weights_only, mmap=False)
     except OSError:
         raise
     except Exception as error:  # a crafted pickle can make an unpickler raise anything
-        raise CheckpointError(_explanation(path, str(error))) from error
+        raise CheckpointError(_explanation(file.path, str(error))) from error
+    file.check_still_there()
+    return content
 
 
 def _check_legacy(path: Path) -> None:

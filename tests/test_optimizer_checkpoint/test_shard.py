@@ -1,6 +1,5 @@
 """The memory that the states of a shard come to."""
 
-import json
 import re
 
 import pytest
@@ -11,22 +10,32 @@ from written_checkpoints import write_sharded
 from colossalai_patch.optimizer_checkpoint import CheckpointError, load_optimizer_checkpoint, open_optimizer_file
 from colossalai_patch.optimizer_checkpoint.checksum import checksum
 from colossalai_patch.optimizer_checkpoint.content import NUMBERS_THAT_TORCH_COPIES_ALONE
+from colossalai_patch.optimizer_checkpoint.conversion import convert, sharded
 from colossalai_patch.optimizer_checkpoint.shard import Shard, read_shard
+from colossalai_patch.optimizer_checkpoint.source import open_source
+from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+
+
+class Device:
+    """Stands in for a device: what is pinned is ordinary memory, noted here, unless nothing can be pinned."""
+
+    def __init__(self):
+        self.pinned, self.pins, self.empty_like = [], True, torch.empty_like
+
+    def memory_like(self, tensor, pin_memory=False):
+        if pin_memory and not self.pins:
+            raise RuntimeError("CUDA error: OS call failed or operation not supported on this OS")
+        self.pinned += [tensor.nbytes] if pin_memory else []
+        return self.empty_like(tensor)
 
 
 @pytest.fixture
-def pinned(monkeypatch):
-    """Stand in for a device: parameters say that they are there, and what is pinned is ordinary memory, noted here."""
-
-    def noted(tensor, pin_memory=False):
-        if pin_memory:
-            pinned.append(tensor.nbytes)
-        return empty_like(tensor)
-
-    pinned, empty_like = [], torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", noted)
+def device(monkeypatch):
+    """A device, on which all parameters say that they are."""
+    device = Device()
+    monkeypatch.setattr(torch, "empty_like", device.memory_like)
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-    return pinned
+    return device
 
 
 NUMBERS = NUMBERS_THAT_TORCH_COPIES_ALONE
@@ -42,56 +51,47 @@ def checkpoint(request, tmp_path):
     optimizer = make_optimizer()
     for number, param in enumerate(optimizer.param_groups[0]["params"]):
         optimizer.state[param] = {"momentum_buffer": torch.full_like(param, float(number), requires_grad=False)}
-    state_dict = optimizer.state_dict()
-    index_file = write_sharded(state_dict, tmp_path) / "pytorch_optim.bin.index.json"
+    folder = write_sharded(optimizer.state_dict(), tmp_path / "without")
     if request.param == "with checksums":
-        index = json.loads(index_file.read_text())
-        files = {path.name: {"size": path.stat().st_size, "xxh3": checksum(path)} for path in tmp_path.glob("*.bin")}
-        index["metadata"]["files"] = files
-        index_file.write_text(json.dumps(index))
-    return index_file, state_dict
+        source = open_source(folder)
+        folder = tmp_path / "with"
+        convert(source, sharded(folder, source, None, None, None))
+    return folder / "pytorch_optim.bin.index.json", optimizer.state_dict()
 
 
-def test_large_states_for_a_device_come_through_pinned_memory_when_host_memory_is_plenty(checkpoint, pinned):
+def test_large_states_for_a_device_come_through_pinned_memory_when_host_memory_is_plenty(checkpoint, device):
     index_file, saved = checkpoint
     optimizer = make_optimizer()
     load_optimizer_checkpoint(optimizer, index_file, low_cpu_mem_mode=False)
-    assert pinned == [NUMBERS * 4]
+    assert device.pinned == [NUMBERS * 4]
     assert_same(optimizer.state_dict(), saved)
 
 
-def test_states_come_through_other_memory_when_none_can_be_pinned(checkpoint, monkeypatch):
-    def refused(tensor, pin_memory=False):
-        if pin_memory:
-            raise RuntimeError("CUDA error: OS call failed or operation not supported on this OS")
-        return empty_like(tensor)
-
-    empty_like = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", refused)
-    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+def test_states_come_through_other_memory_when_none_can_be_pinned(checkpoint, device):
+    device.pins = False
     index_file, saved = checkpoint
     optimizer = make_optimizer()
     load_optimizer_checkpoint(optimizer, index_file, low_cpu_mem_mode=False)
     assert_same(optimizer.state_dict(), saved)
 
 
-def test_no_memory_is_pinned_when_host_memory_is_scarce(checkpoint, pinned):
+def test_no_memory_is_pinned_when_host_memory_is_scarce(checkpoint, device):
     load_optimizer_checkpoint(make_optimizer(), checkpoint[0], low_cpu_mem_mode=True)
-    assert pinned == []
+    assert device.pinned == []
 
 
-def test_no_memory_is_pinned_when_states_stay_on_the_host(checkpoint, pinned):
+def test_no_memory_is_pinned_when_states_stay_on_the_host(checkpoint, device):
     optimizer = make_optimizer()
     optimizer.param_groups[0]["params"][1].is_cuda = False
     load_optimizer_checkpoint(optimizer, checkpoint[0], low_cpu_mem_mode=False)
-    assert pinned == []
+    assert device.pinned == []
 
 
-def test_no_memory_is_pinned_when_all_states_wait_on_the_host_for_a_hook(checkpoint, pinned):
+def test_no_memory_is_pinned_when_all_states_wait_on_the_host_for_a_hook(checkpoint, device):
     optimizer = make_optimizer()
     optimizer.register_load_state_dict_pre_hook(lambda optimizer, state_dict: None)
     load_optimizer_checkpoint(optimizer, checkpoint[0], low_cpu_mem_mode=False)
-    assert pinned == []
+    assert device.pinned == []
 
 
 @pytest.fixture
@@ -126,7 +126,8 @@ def test_a_whole_file_that_torch_reads_is_not_copied_again(tmp_path, loaded):
     assert dict(states.items())[0]["exp_avg"] is loaded[0]["state"][0]["exp_avg"]
 
 
-def test_a_shard_that_is_replaced_while_torch_reads_it_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("read", [lambda path: read_shard(Shard(path, frozenset([0]))), load_torch_file])
+def test_a_file_that_is_replaced_while_torch_reads_it_is_refused(tmp_path, monkeypatch, read):
     def read_another(*arguments, **options):
         another.replace(path)
         return load(*arguments, **options)
@@ -136,4 +137,4 @@ def test_a_shard_that_is_replaced_while_torch_reads_it_is_refused(tmp_path, monk
         torch.save(STATES, file)
     monkeypatch.setattr(torch, "load", read_another)
     with pytest.raises(CheckpointError, match=f"{re.escape(str(path))} was replaced while it was read"):
-        read_shard(Shard(path, frozenset([0])))
+        read(path)

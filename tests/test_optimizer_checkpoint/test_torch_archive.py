@@ -131,14 +131,7 @@ def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp
 
 def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
     path = save([torch.arange(3.0), torch.arange(3, dtype=torch.int32), (1, 2.5, None, True)], tmp_path)
-    assert (
-        read_otherwise(
-            path,
-            mapped,
-            lambda path: torch.load(path, map_location="cpu", weights_only=True),
-        )
-        == []
-    )
+    assert read_otherwise(path, mapped, lambda path: torch.load(path, map_location="cpu", weights_only=True)) == []
 
 
 def test_a_tensor_that_is_not_whole_is_refused(tmp_path):

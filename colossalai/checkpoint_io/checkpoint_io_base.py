@@ -1,14 +1,15 @@
 import time
 from pathlib import Path
 
+import torch
 from colossalai.interface import OptimizerWrapper
 from colossalai.logging import get_dist_logger
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint import (
-    CheckpointError,
     find_index,
     is_optimizer_index,
+    load_torch_file,
     size_of_states,
     unchanged_on_failure,
 )
@@ -19,11 +20,14 @@ from colossalai_patch.optimizer_checkpoint.commit import (
     DirectoryTarget,
     FileTarget,
 )
-from colossalai_patch.optimizer_checkpoint.ranks import ALONE, all_ranks
+from colossalai_patch.optimizer_checkpoint.errors import SaveError
+from colossalai_patch.optimizer_checkpoint.ranks import SavingRanks, this_rank
 from colossalai_patch.optimizer_checkpoint.save import begin_save
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
+
+_WAITED_FOR = {"model": ("model", "optimizer"), "optimizer": ("optimizer",)}
 
 
 def has_index_file(checkpoint_path):
@@ -58,9 +62,8 @@ class CheckpointIO(release.CheckpointIO):
                 self, model, path, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
             )
 
-        self._wait_for_saves("model", "optimizer")
         layout = SAFETENSORS_MODEL if use_safetensors or use_async else BIN_MODEL
-        self._save(_target(checkpoint, shard, prefix, layout), write, "model" if use_async else None)
+        self._save(_target(checkpoint, shard, prefix, layout), write, self._model_ranks(shard), "model", use_async)
 
     def save_optimizer(
         self,
@@ -79,8 +82,15 @@ class CheckpointIO(release.CheckpointIO):
                 self, optimizer, path, shard, gather_dtensor, prefix, size_per_shard, in_safetensors
             )
 
-        self._wait_for_saves("optimizer")
-        self._save(_target(checkpoint, shard, prefix, OPTIMIZER), write, "optimizer" if use_async else None)
+        target, ranks = _target(checkpoint, shard, prefix, OPTIMIZER), self._optimizer_ranks(shard)
+        self._save(target, write, ranks, "optimizer", use_async)
+
+    def save_lr_scheduler(self, lr_scheduler, checkpoint):
+        save = begin_save(FileTarget(Path(checkpoint).resolve()))
+        save.now(lambda path: save.write(path, lambda file: torch.save(lr_scheduler.state_dict(), file)))
+
+    def load_lr_scheduler(self, lr_scheduler, checkpoint):
+        lr_scheduler.load_state_dict(load_torch_file(Path(checkpoint)))
 
     def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
         self._wait_for_saves("model", "optimizer")
@@ -90,38 +100,44 @@ class CheckpointIO(release.CheckpointIO):
         self._wait_for_saves("model", "optimizer")
         began = time.perf_counter()
         inner = optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
-        with unchanged_on_failure(inner), self._ranks().all_or_none(CheckpointError):
+        with unchanged_on_failure(inner):
             found = str(find_index(checkpoint, prefix) or checkpoint)
             super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
         _log_load(found, time.perf_counter() - began)
 
-    def _ranks(self):
-        """With a plugin all ranks save and load together; without one, each process does so on its own."""
-        return all_ranks() if hasattr(self, "coordinator") else ALONE
+    def _model_ranks(self, shard):
+        """Who takes part in saving a model, and how: the first of the ranks alone, or every process for itself."""
+        return SavingRanks(writer=0 if not hasattr(self, "coordinator") or self.coordinator.is_master() else None)
+
+    def _optimizer_ranks(self, shard):
+        """Who takes part in saving an optimizer, and how."""
+        return self._model_ranks(shard)
 
     def _sync_io(self):
         writers, self.async_writers = self.async_writers, []
         for writer in writers:
             writer.synchronize()
 
-    def _save(self, target, write, pending_as):
-        """Save now, or in the background if ``pending_as`` says under which name to wait for it."""
+    def _save(self, target, write, ranks, kind, use_async):
+        with ranks.waiting.all_or_none(SaveError):
+            self._wait_for_saves(*_WAITED_FOR[kind])
         writers, self.async_writers, self.pinned_state_dicts = self.async_writers, [], _NoBuffers()
         try:
-            save = begin_save(target, self._ranks())
-            if pending_as is None:
+            save = begin_save(target, ranks)
+            if not use_async:
                 save.now(write)
             else:
                 save.in_background(write)
-                self._saves[pending_as] = save
-                writers.append(save)
+                self._saves[kind] = save
+                if save.writes:
+                    writers.append(save)
         finally:
             self.async_writers, self.pinned_state_dicts = writers, {}
 
-    def _wait_for_saves(self, *names):
-        for save in [self._saves.pop(name) for name in names if name in self._saves]:
+    def _wait_for_saves(self, *kinds):
+        for save in [self._saves.pop(kind) for kind in kinds if kind in self._saves]:
             self.async_writers = [writer for writer in self.async_writers if writer is not save]
-            save.wait()
+            save.synchronize()
 
 
 class _NoBuffers(dict):
@@ -132,7 +148,7 @@ class _NoBuffers(dict):
 
 
 def _log_load(checkpoint, seconds):
-    if all_ranks().rank != 0:
+    if this_rank() != 0:
         return
     gigabytes = size_of_states(checkpoint) / 1e9
     speed = gigabytes / seconds

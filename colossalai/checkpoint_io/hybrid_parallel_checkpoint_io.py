@@ -1,3 +1,5 @@
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from colossalai.tensor.d_tensor.api import get_shard_dim_1d, is_distributed_tensor
@@ -5,6 +7,8 @@ from colossalai.tensor.d_tensor.api import get_shard_dim_1d, is_distributed_tens
 from colossalai_patch.common_states import is_part, with_common_states
 from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
 from colossalai_patch.optimizer_checkpoint import copied_value
+from colossalai_patch.optimizer_checkpoint.ranks import Ranks, SavingRanks
+from colossalai_patch.optimizer_checkpoint.save import save_adapter
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import tensor_parallel
 
@@ -48,6 +52,33 @@ class HybridParallelCheckpointIO(release.HybridParallelCheckpointIO):
             parts, param, original_shape, dp_group, tp_group, use_zero, False, device, pinned_state_dicts
         )
         return {name: gathered[name] if name in gathered else copied_value(value) for name, value in state.items()}
+
+    def save_lora_as_pretrained(self, model, checkpoint, use_safetensors, state_dict=None):
+        ranks = self._ranks(self.coordinator.is_master(), self.pp_group, self.tp_group)
+        save_adapter(checkpoint, ranks, partial(super().save_lora_as_pretrained, model), use_safetensors, state_dict)
+
+    def _model_ranks(self, shard):
+        if self.dp_rank != 0:
+            return SavingRanks(writer=None)
+        writes = self.tp_rank == 0 and (self.sp_rank == 0 if shard else self.pp_size == 1 or self.pp_rank == 0)
+        return self._stages(shard, self._ranks(writes, self.pp_group, self.tp_group))
+
+    def _optimizer_ranks(self, shard):
+        if shard and not self.use_zero and self.dp_rank != 0:
+            return SavingRanks(writer=None)
+        groups = [self.pp_group, self.tp_group, *([self.global_dp_group] if self.use_zero else [])]
+        writes = self.dp_rank == self.tp_rank == self.sp_rank == 0 if shard else self.coordinator.is_master()
+        return self._stages(shard, self._ranks(writes, *groups))
+
+    def _ranks(self, writes, *groups):
+        waiting = Ranks(tuple(group for group in groups if dist.get_world_size(group) > 1))  # noqa: F821
+        return SavingRanks(waiting, 0 if writes else None)
+
+    def _stages(self, shard, ranks):
+        """Each pipeline stage writes its own shards, the first one the index."""
+        if not shard or ranks.writer is None:
+            return ranks
+        return replace(ranks, writer=self.pp_rank, writers=self.pp_size)
 
     def _with_common_states(self, optimizer):
         params = {param_id: param for param_id, param, _ in _params(optimizer)}

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from colossalai.checkpoint_io.hybrid_parallel_checkpoint_io import HybridParallelCheckpointIO
 from colossalai.tensor.moe_tensor.api import is_moe_tensor
 
+from colossalai_patch.optimizer_checkpoint.ranks import all_wait
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -58,6 +61,15 @@ class MoECheckpointIO(release.MoECheckpointIO):
         return HybridParallelCheckpointIO.gather_from_sharded_optimizer_state(
             state, param, original_shape, dp_group, tp_group, use_zero, inplace, device
         )
+
+    def _model_ranks(self, shard):
+        ranks = all_wait(writes=self.coordinator.is_master())
+        if not shard or self.pp_size == self.ep_size == 1:
+            return ranks
+        return replace(ranks, writer=dist.get_rank(), writers=dist.get_world_size())
+
+    def _optimizer_ranks(self, shard):
+        return self._model_ranks(shard)
 
     def _states_to_save(self, optimizer):
         """The complete states that this rank saves: those of all its parameters, or of its experts, or none."""

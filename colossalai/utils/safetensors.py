@@ -1,13 +1,16 @@
 import torch
 
 from colossalai_patch.optimizer_checkpoint import background, unpickle_plain
+from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
 
 
 def save(path, state_dict, metadata=None):
-    return move_and_save(path, state_dict, metadata=metadata)
+    """As the release's: outside of a save by a ``CheckpointIO`` nothing is copied, and the caller waits to change it."""
+    copy = background.copied_if_needed if save_of(path) is None else background.copied
+    return _write(path, state_dict, metadata, copy)
 
 
 def save_nested(path, state_dict):
@@ -15,9 +18,14 @@ def save_nested(path, state_dict):
 
 
 def move_and_save(path, state_dict, state_dict_pinned=None, metadata=None):
+    buffers = state_dict_pinned or {}
+    return _write(path, state_dict, metadata, lambda name, tensor: background.copied(name, tensor, buffers.get(name)))
+
+
+def _write(path, state_dict, metadata, copy):
     tensors = background.by_alignment(state_dict)
     header, _, _ = release.prepare(tensors, metadata)
-    return background.write_in_background(path, header.header_bytes, tensors, state_dict_pinned or {})
+    return background.write_in_background(path, header.header_bytes, tensors, copy)
 
 
 def _flatten_optim_state_dict(state_dict, seperator="."):

@@ -35,17 +35,17 @@ class BackgroundWriter:
 
 
 def write_in_background(
-    path: str, header: bytes, tensors: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    path: str, header: bytes, tensors: Mapping[str, torch.Tensor], copy: Callable[[str, torch.Tensor], torch.Tensor]
 ) -> BackgroundWriter:
-    """Copy tensors to host memory and let a thread write them.
+    """Take tensors to host memory and let a thread write them.
 
     Args:
         path: the file. Inside a ``Save`` it belongs to that save.
         header: its header, padded, without its length.
         tensors: the tensors, in the order of the header.
-        buffers: host memory to copy to, by the same names; it is used where it fits.
+        copy: gives a tensor in contiguous host memory: ``copied``, or ``copied_if_needed``.
     """
-    copies = [_copied(tensor, buffers.get(name)) for name, tensor in tensors.items()]
+    copies = [copy(name, tensor) for name, tensor in tensors.items()]
     copied = _copy_marker(tensors)
 
     def write() -> FileRecord:
@@ -81,7 +81,14 @@ def _refuse_tensor(tensor: torch.Tensor) -> str:
     raise TypeError("a tensor has no plain form")
 
 
-def _copied(tensor: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
+def copied_if_needed(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor itself where it is contiguous host memory, which must not change until it is written."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+    return tensor.detach() if is_plain and tensor.is_contiguous() and not tensor.is_neg() else copied(name, tensor)
+
+
+def copied(name: str, tensor: torch.Tensor, buffer: torch.Tensor | None = None) -> torch.Tensor:
+    """Copy a tensor to host memory: to ``buffer`` where that fits."""
     tensor = tensor.detach()
     if buffer is None or not _fits(buffer, tensor):
         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

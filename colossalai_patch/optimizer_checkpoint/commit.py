@@ -17,9 +17,13 @@ from typing import Any
 
 from colossalai_patch.optimizer_checkpoint.checked_file import FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
+from colossalai_patch.optimizer_checkpoint.locks import waiting_for_lock
 
 _NUMBER = r"(?:-stage-\d{5}(?:-\d{5})?-shard)?-\d{5}"
+_UNIQUE_NAME = re.compile(rf".+-[0-9a-f]{{8}}{_NUMBER}\.\w+")
 _NUMBERED_NAME = re.compile(rf"(.+?)({_NUMBER})(\.\w+)")
+
+SECONDS_FOR_A_COMMIT = 60  # a few renames; who holds the lock for longer hangs
 
 _logger = logging.getLogger(__name__)
 
@@ -30,28 +34,18 @@ class Layout:
 
     Attributes:
         kind: what is saved.
-        numbered: what the names of files with a number begin with.
-        unnumbered: what the names of files without one begin with; shards and group file have no other names.
         indexes: what the name of the index begins with.
-        keeps_names: whether files have these names in the end, for the sake of those who look for them.
+        keeps_names: whether files have the names of ColossalAI in the end, for the sake of those who look for them.
     """
 
     kind: str
-    numbered: tuple[str, ...]
-    unnumbered: tuple[str, ...]
     indexes: tuple[str, ...]
     keeps_names: bool
 
 
-OPTIMIZER = Layout(
-    kind="optimizer",
-    numbered=("pytorch_optim", "optimizer", "pytorch_optim_group"),
-    unnumbered=("pytorch_optim_group",),
-    indexes=("pytorch_optim.bin.index", "optimizer.safetensors.index"),
-    keeps_names=False,
-)
-BIN_MODEL = Layout("model", ("pytorch_model",), (), ("pytorch_model.bin.index",), keeps_names=True)
-SAFETENSORS_MODEL = Layout("model", ("model",), (), ("model.safetensors.index",), keeps_names=True)
+OPTIMIZER = Layout("optimizer", ("pytorch_optim.bin.index", "optimizer.safetensors.index"), keeps_names=False)
+BIN_MODEL = Layout("model", ("pytorch_model.bin.index",), keeps_names=True)
+SAFETENSORS_MODEL = Layout("model", ("model.safetensors.index",), keeps_names=True)
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,11 @@ class FileTarget:
     def directory(self) -> Path:
         """The directory that holds the file."""
         return self.file.parent
+
+    @property
+    def path(self) -> Path:
+        """The path of the checkpoint."""
+        return self.file
 
     @property
     def label(self) -> str:
@@ -89,6 +88,10 @@ class FileTarget:
         """The path in ``files`` that is written instead."""
         return files / self.file.name
 
+    def remove_leftovers(self, save_id: str) -> bool:
+        """Nothing of a dead save is outside of its folder."""
+        return True
+
     def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
         """Put the saved file into its place.
 
@@ -99,6 +102,54 @@ class FileTarget:
         if saved.name not in records:
             finish_file(saved)
         saved.replace(self.file)
+        synchronize_directory(self.directory)
+
+
+@dataclass(frozen=True)
+class FolderTarget:
+    """A directory of files that have no index, such as those of an adapter: each one is replaced by itself."""
+
+    directory: Path
+
+    @property
+    def path(self) -> Path:
+        """The path of the checkpoint."""
+        return self.directory
+
+    @property
+    def label(self) -> str:
+        """What the folder of a save is called by, beside those of other targets."""
+        return "folder"
+
+    def prepare(self) -> None:
+        """Make the directory, if there is none.
+
+        Raises:
+            OSError: if there cannot be one.
+        """
+        _make_directory(self.directory)
+
+    def stand_in(self, files: Path) -> Path:
+        """The path that is written instead: ``files`` itself."""
+        return files
+
+    def remove_leftovers(self, save_id: str) -> bool:
+        """Nothing of a dead save is outside of its folder."""
+        return True
+
+    def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
+        """Put the saved files into their places.
+
+        Raises:
+            OSError: if that fails; each file is the new one or the old one.
+        """
+        saved = [path for path in sorted(files.rglob("*")) if path.is_file()]
+        for path in saved:
+            finish_file(path)
+        for path in saved:
+            final = self.directory / path.relative_to(files)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(final)
         synchronize_directory(self.directory)
 
 
@@ -117,16 +168,19 @@ class DirectoryTarget:
     prefix: str = ""
 
     @property
+    def path(self) -> Path:
+        """The path of the checkpoint."""
+        return self.directory
+
+    @property
     def label(self) -> str:
         """What the folder of a save is called by, beside those of other targets."""
         return self._prefixed(self.layout.kind)
 
     def replaced(self) -> list[Path]:
         """What a commit would replace or remove."""
-        if not self.directory.is_dir():
-            return []
         indexes = [path for path in self._indexes() if path.exists()]
-        return [*indexes, *(path for path in self.directory.iterdir() if self._belongs_to_a_save(path))]
+        return [*indexes, *sorted(self.directory / name for name in self._indexed() or ())]
 
     def prepare(self) -> None:
         """Make the directory, if there is none.
@@ -134,19 +188,28 @@ class DirectoryTarget:
         Raises:
             OSError: if there cannot be one.
         """
-        if self.directory.is_dir():
-            return
-        if self.directory.exists():
-            raise NotADirectoryError(f"{self.directory} is a file, where the directory of a checkpoint should be")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        synchronize_directory(self.directory.parent)
+        _make_directory(self.directory)
 
     def stand_in(self, files: Path) -> Path:
         """The path that is written instead: ``files`` itself."""
         return files
 
+    def remove_leftovers(self, save_id: str) -> bool:
+        """Remove what a dead save has moved here, unless an index names it, and say whether that was possible."""
+        with self._locked() as is_locked:
+            kept = self._indexed()
+            if not is_locked or kept is None:
+                return False
+            for path in self.directory.glob(f"*-{save_id}-*"):
+                if path.name not in kept and not path.name.startswith("."):
+                    path.unlink(missing_ok=True)
+        return True
+
     def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
         """Make what was saved in ``files`` the checkpoint of this directory, and remove the one before.
+
+        Commits to one target take turns where locks work. Where they do not, names that several saves use are left
+        alone: a model's files keep the names that no other save has, and what had plain names before stays.
 
         Args:
             files: the folder that holds the saved files, with an index.
@@ -163,23 +226,27 @@ class DirectoryTarget:
         index["metadata"]["files"] = {
             name: (records.get(name) or finish_file(files / name)).as_json() for name in names
         }
-        final_index = self._replaced_index(index_file.name)
-        try:
-            self._move(files, names)
-            _write_index(files / index_file.name, _renamed(index, names))
-            synchronize_directory(self.directory)
-            (files / index_file.name).replace(final_index)
-        except OSError:
-            for unique in names.values():
-                with contextlib.suppress(OSError):
-                    (self.directory / unique).unlink()
-            raise
-        with self._errors_as_warnings():
-            synchronize_directory(self.directory)
-            if self.layout.keeps_names:
-                self._give_names_back(files, final_index, index, names)
-        with self._errors_as_warnings():
-            self._remove_older_files(final_index)
+        others = [path for path in sorted(files.iterdir()) if path.is_file() and path.name not in {*names, *records}]
+        for path in others:
+            finish_file(path)
+        with self._locked() as is_locked:
+            older = self._indexed() or set()
+            final_index = self._replaced_index(index_file.name)
+            self._replace(files, final_index, _renamed(index, names), names)
+            with self._errors_as_warnings():
+                synchronize_directory(self.directory)
+                for path in others:
+                    path.replace(self.directory / path.name)
+                if self.layout.keeps_names and is_locked:
+                    self._give_names_back(files, final_index, index, names)
+            with self._errors_as_warnings():
+                self._remove(older, final_index, is_locked)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock of this target, if that is possible."""
+        with waiting_for_lock(self.directory / f".committing-{self.label}.lock", SECONDS_FOR_A_COMMIT) as is_locked:
+            yield is_locked
 
     def _only_index(self, files: Path) -> Path:
         found = list(files.glob("*.index*.json"))
@@ -195,13 +262,33 @@ class DirectoryTarget:
         paths = [self.directory / name, *self._indexes()]
         return next((path for path in paths if path.exists()), paths[0])
 
-    def _move(self, files: Path, names: Mapping[str, str]) -> None:
-        for name, unique in names.items():
-            (files / name).replace(self.directory / unique)
-        for path in sorted(files.iterdir()):
-            if path.is_file() and not self._belongs_to_a_save(path):
-                finish_file(path)
-                path.replace(self.directory / path.name)
+    def _indexed(self) -> set[str] | None:
+        """The files that the indexes name now; None if that cannot be told."""
+        names: set[str] = set()
+        for path in self._indexes():
+            try:
+                names.update(named_files(json.loads(path.read_bytes())))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+                return None
+        return {name for name in names if Path(name).name == name}
+
+    def _replace(self, files: Path, final_index: Path, index: Any, names: Mapping[str, str]) -> None:
+        """Move the files here and then let the index name them, which is the one moment of the commit."""
+        try:
+            for name, unique in names.items():
+                (files / name).replace(self.directory / unique)
+            _write_index(files / final_index.name, index)
+            synchronize_directory(self.directory)
+            (files / final_index.name).replace(final_index)
+        except OSError:
+            indexed = self._indexed()
+            if indexed is not None and indexed.isdisjoint(names.values()):  # some file systems fail after a rename
+                for unique in names.values():
+                    with contextlib.suppress(OSError):
+                        (self.directory / unique).unlink()
+            raise
 
     def _give_names_back(self, files: Path, final_index: Path, index: Any, names: Mapping[str, str]) -> None:
         """Let every file have both of its names until the index holds the plain ones."""
@@ -212,24 +299,22 @@ class DirectoryTarget:
         synchronize_directory(self.directory)
         (files / final_index.name).replace(final_index)
         synchronize_directory(self.directory)
+        for unique in names.values():
+            (self.directory / unique).unlink(missing_ok=True)
 
-    def _remove_older_files(self, final_index: Path) -> None:
+    def _remove(self, older: set[str], final_index: Path, is_locked: bool) -> None:
+        """Remove the files of the index that was replaced, and the index of another format beside it."""
         kept = named_files(json.loads(final_index.read_bytes()))
-        older = [path for path in self.directory.iterdir() if self._belongs_to_a_save(path) and path.name not in kept]
-        for path in [*older, *(path for path in self._indexes() if path != final_index)]:
-            path.unlink(missing_ok=True)
-
-    def _belongs_to_a_save(self, path: Path) -> bool:
-        numbered, unnumbered = (
-            "|".join(re.escape(self._prefixed(name)) for name in names)
-            for names in (self.layout.numbered, self.layout.unnumbered)
-        )
-        name = rf"(?:(?:{numbered})(?:-.*)?-\d{{5}}|{unnumbered})\.(?:bin|safetensors)"
-        return re.fullmatch(name, path.name) is not None
+        for name in sorted(older.difference(kept)):
+            if is_locked or _has_save_id(name):
+                (self.directory / name).unlink(missing_ok=True)
+        for path in self._indexes():
+            if is_locked and path != final_index:
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _errors_as_warnings(self) -> Iterator[None]:
-        """After the commit there is nothing to give up; the next save tidies up what this one could not."""
+        """After the commit there is nothing to give up."""
         try:
             yield
         except OSError as error:
@@ -252,10 +337,23 @@ def unique_name(name: str, save_id: str) -> str:
     return f"{stem}-{save_id}-00000.{suffix}"
 
 
+def _has_save_id(name: str) -> bool:
+    return _UNIQUE_NAME.fullmatch(name) is not None
+
+
 def named_files(index: Any) -> list[str]:
     """The names of the files that belong to a checkpoint, by its index, each once."""
     group_files = [index["metadata"]["param_groups"]] if "param_groups" in index["metadata"] else []
     return list(dict.fromkeys([*group_files, *index["weight_map"].values()]))
+
+
+def _make_directory(directory: Path) -> None:
+    if directory.is_dir():
+        return
+    if directory.exists():
+        raise NotADirectoryError(f"{directory} is a file, where the directory of a checkpoint should be")
+    directory.mkdir(parents=True, exist_ok=True)
+    synchronize_directory(directory.parent)
 
 
 def synchronize_directory(directory: Path) -> None:

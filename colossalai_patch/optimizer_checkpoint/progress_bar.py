@@ -3,7 +3,7 @@
 from tqdm import tqdm
 
 from colossalai_patch import settings
-from colossalai_patch.optimizer_checkpoint.ranks import all_ranks
+from colossalai_patch.optimizer_checkpoint.ranks import this_rank
 
 SECONDS_WITHOUT_ONE = 2
 
@@ -14,7 +14,7 @@ def progress_bar(total: int) -> "tqdm[None]":
     Nothing is shown where there is no terminal, on other ranks than the first, in the first two seconds, and with
     ``COLOSSALAI_PATCH_PROGRESS=0``.
     """
-    wanted = settings.progress_wanted() and all_ranks().rank == 0
+    wanted = settings.progress_wanted() and this_rank() == 0
     only_on_a_terminal = None
     return tqdm(
         desc="loading the optimizer",

@@ -1,8 +1,8 @@
-"""The processes that save or load one checkpoint together."""
+"""The processes that save one checkpoint: which of them wait for each other, and which of them write."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -10,48 +10,67 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that act together, all of which make the same calls in the same order.
+    """Processes that wait for each other: those of some process groups, which all of them go through in one order.
 
     Attributes:
-        rank: the number of this process.
-        count: how many there are.
+        groups: the groups; none where this process is on its own.
     """
 
-    rank: int
-    count: int
+    groups: tuple[dist.ProcessGroup, ...] = ()
 
     @contextmanager
     def all_or_none(self, failure: type[Exception]) -> Iterator[None]:
         """Raise on every rank if the body raises on one.
 
-        At the end of the body the ranks tell each other how it went, in one small collective. So nobody waits for a
-        rank that has failed, and what the body did can be undone on all.
+        At the end of the body the ranks tell each other how it went, in one small collective for each group. So nobody
+        waits for a rank that has failed, and what the body did can be undone on all.
 
         Raises:
             Exception: what the body raised on this rank.
-            failure: naming the ranks that failed and why, if this is none of them.
+            failure: naming the rank that failed and why, if it is another one.
         """
         try:
             yield
         except Exception as error:
-            self.told_by_all(f"rank {self.rank} failed with {type(error).__name__}: {error}")
+            self.told(f"rank {this_rank()} failed with {type(error).__name__}: {error}")
             raise
-        reasons = [reason for reason in self.told_by_all(None) if reason is not None]
-        if reasons:
-            raise failure(f"Given up on all ranks, since {'; '.join(reasons)}")
+        reason = self.told(None)
+        if reason is not None:
+            raise failure(f"Given up on all ranks, since {reason}")
 
-    def told_by_all(self, value: Any) -> list[Any]:
-        """Tell the other ranks ``value`` and return what each of them tells, in order."""
-        if self.count == 1:
-            return [value]
-        values = [None] * self.count
-        dist.all_gather_object(values, value)
-        return values
-
-
-ALONE = Ranks(rank=0, count=1)
+    def told(self, value: Any) -> Any:
+        """Tell the other ranks ``value``, and return the first that any of them tells and that is not None."""
+        for group in self.groups:
+            values: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(values, value, group)
+            value = next((told for told in values if told is not None), None)
+        return value
 
 
-def all_ranks() -> Ranks:
-    """All processes of the default process group; where there is none, this process."""
-    return Ranks(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ALONE
+@dataclass(frozen=True)
+class SavingRanks:
+    """What this process does in a save, and with whom.
+
+    Attributes:
+        waiting: the ranks that wait for each other in stock's save, so that they may tell each other how it went.
+        writer: the number of this process among those that write; the one with 0 commits. None if it writes nothing.
+        writers: how many processes write.
+    """
+
+    waiting: Ranks = field(default_factory=Ranks)
+    writer: int | None = 0
+    writers: int = 1
+
+
+ALONE = SavingRanks()
+
+
+def all_wait(writes: bool) -> SavingRanks:
+    """All ranks wait for each other, and one of them writes."""
+    assert dist.group.WORLD is not None, "a plugin has a process group"
+    return SavingRanks(Ranks((dist.group.WORLD,)), 0 if writes else None)
+
+
+def this_rank() -> int:
+    """The rank of this process; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0

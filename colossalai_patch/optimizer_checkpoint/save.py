@@ -1,30 +1,30 @@
-"""One save, by all the ranks that take part in it: into a folder of its own, then committed, or given up by all.
+"""One save by this process: into a folder of its own, then committed, or given up.
 
-The files may be written in background threads, which cannot use collectives. So each rank, when its files are on disk,
-leaves a part file in the folder, and the rank that finds the parts of all ranks commits.
+Only processes that write have such a folder. Where several write one checkpoint, they share it. Each tells the first
+one of its files when these are on disk; the first one commits, and tells the others how that went.
 """
 
 import contextlib
-import fcntl
-import json
+import errno
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from glob import escape
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
-from colossalai_patch.optimizer_checkpoint.commit import DirectoryTarget, FileTarget
+from colossalai_patch.optimizer_checkpoint.commit import FolderTarget
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
-from colossalai_patch.optimizer_checkpoint.ranks import Ranks
+from colossalai_patch.optimizer_checkpoint.messages import Messages
+from colossalai_patch.optimizer_checkpoint.ranks import ALONE, SavingRanks
+from colossalai_patch.optimizer_checkpoint.save_folder import SaveFolder, Target, make_folder
 
-FOLDER = ".saving-"
 WRITERS = 4
+OUTCOME = "outcome"
 
 _logger = logging.getLogger(__name__)
 _collecting: "dict[Path, Save]" = {}
@@ -33,27 +33,24 @@ _collecting: "dict[Path, Save]" = {}
 class Save:
     """A save in progress, made by ``begin_save`` and used once: by ``now`` or by ``in_background``."""
 
-    def __init__(self, target: FileTarget | DirectoryTarget, save_id: str, ranks: Ranks) -> None:
-        self._target = target
-        self._id = save_id
-        self._ranks = ranks
-        self._folder = target.directory / f"{FOLDER}{target.label}-{save_id}"
-        self._files = self._folder / "files"
-        self._held: int | None = _hold(self._folder)
+    def __init__(self, target: Target, ranks: SavingRanks, save_id: str, folder: SaveFolder | None) -> None:
+        self._target, self._ranks, self._id, self._folder = target, ranks, save_id, folder
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="checkpoint-writer")
         self._records: dict[str, Future[FileRecord]] = {}
         self._copied: list[Callable[[], None]] = []
         self._committed: Future[None] = Future()
+        self._was_told = False
 
     def now(self, write: Callable[[str], None]) -> None:
-        """Let ``write`` save to the path that it is given, and commit when all ranks are done.
+        """Let ``write`` save to the path that it is given, and commit.
 
         Raises:
             Exception: what ``write`` raised on this rank.
-            SaveError: if a file of this rank could not be written, or another rank failed.
+            SaveError: if a file of this rank could not be written, or a rank failed that this one waits for.
         """
         with self._by_all_or_none():
             self._collect(write)
+        with self._by_all_or_none():
             self._finish()
         self._close()
 
@@ -62,21 +59,39 @@ class Save:
 
         Raises:
             Exception: what ``write`` raised on this rank.
-            SaveError: if ``write`` failed on another rank.
+            SaveError: if ``write`` failed on a rank that this one waits for.
         """
         with self._by_all_or_none():
             self._collect(write)
+        if self._folder is None:
+            return
         thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self._committed = thread.submit(self._finish_and_close)
         thread.shutdown(wait=False)
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes files of the save."""
+        return self._ranks.writer is not None
+
     def synchronize(self) -> None:
-        """Wait until this rank has done its part of a save in the background.
+        """Wait until a save in the background is the checkpoint, or a later one is.
 
         Raises:
-            SaveError: if that failed.
+            SaveError: if the save failed; who waits once more is not told again.
         """
-        self._committed.result()
+        try:
+            self._wait()
+        except Exception:
+            if not self._was_told:
+                self._was_told = True
+                raise
+
+    def _wait(self) -> None:
+        if self._folder is not None:
+            self._committed.result()
+        elif self._ranks.waiting.groups:
+            self._wait_for_outcome()
 
     def sync_before_step(self) -> None:
         """Wait until the tensors are copied and may change.
@@ -87,15 +102,6 @@ class Save:
         for copied in self._copied:
             copied()
         if self._committed.done():
-            self.synchronize()
-
-    def wait(self) -> None:
-        """Wait until all ranks have done their parts of a save in the background.
-
-        Raises:
-            SaveError: if any of them failed.
-        """
-        with self._by_all_or_none():
             self.synchronize()
 
     def write(self, path: str, fill: Callable[[CheckedFile], None]) -> None:
@@ -141,46 +147,76 @@ class Save:
         self._records[path].set_exception(error)
 
     def _collect(self, write: Callable[[str], None]) -> None:
-        _collecting[self._files] = self
+        path = self._folder.path if self._folder else None
+        if path is None:
+            write(os.fspath(self._target.path))
+            return
+        _collecting[path] = self
         try:
-            write(os.fspath(self._target.stand_in(self._files)))
+            write(os.fspath(self._target.stand_in(path)))
         finally:
-            del _collecting[self._files]
+            del _collecting[path]
 
     def _finish(self) -> None:
-        records = {Path(path).name: self._record(path).as_json() for path in self._records}
-        part = self._folder / f"{self._ranks.rank}.part"
-        part.with_suffix(".tmp").write_text(json.dumps(records))
-        part.with_suffix(".tmp").rename(part)
-        if self._is_last():
-            self._target.commit(self._files, self._id, self._all_records())
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is None:
+            return
+        if self._ranks.writer != 0:
+            self._tell(f"writer-{self._ranks.writer}", self._records_as_json)
+            self._wait_for_outcome()
+        elif self._ranks.waiting.groups:
+            self._tell(OUTCOME, self._commit)
+        else:
+            self._commit()
+
+    def _commit(self) -> None:
+        assert self._folder is not None
+        records = self._own_records()
+        names = [f"writer-{writer}" for writer in range(1, self._ranks.writers)]
+        for told in Messages(self._id).told(names, f"the writers of {self._target.path}") if names else ():
+            if "error" in told:
+                raise SaveError(f"{self._target.path} is as it was, since another rank failed with {told['error']}")
+            records |= {name: FileRecord(**record) for name, record in told["result"].items()}
+        self._target.commit(self._folder.path, self._id, records)
+
+    def _own_records(self) -> dict[str, FileRecord]:
+        return {Path(path).name: self._record(path) for path in self._records}
+
+    def _records_as_json(self) -> dict[str, Any]:
+        return {name: record.as_json() for name, record in self._own_records().items()}
+
+    def _tell(self, name: str, work: Callable[[], Any]) -> None:
+        """Do some work and tell the other ranks its result, or why it failed."""
+        try:
+            result = work()
+        except Exception as error:
+            Messages(self._id).tell(name, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        Messages(self._id).tell(name, {"result": result})
+
+    def _wait_for_outcome(self) -> None:
+        (told,) = Messages(self._id).told([OUTCOME], f"the commit of {self._target.path}")
+        if "error" in told:
+            raise SaveError(f"{self._target.path} is as it was, since another rank failed with {told['error']}")
 
     def _record(self, path: str) -> FileRecord:
         try:
             return self._records[path].result()
         except (OSError, RuntimeError, SafetensorError) as error:
-            raise SaveError(f"{path} cannot be written, so {self._target.directory} is as it was: {error}") from error
+            raise SaveError(
+                f"{path} cannot be written, so {self._target.path} is as it was: {error}{self._missing_room(error)}"
+            ) from error
 
-    def _is_last(self) -> bool:
-        """Whether all parts are there, and no other rank has found that out."""
-        try:
-            if len(list(self._folder.glob("*.part"))) < self._ranks.count:
-                return False
-            (self._folder / "commit").touch(exist_ok=False)
-        except (FileExistsError, FileNotFoundError):
-            return False
-        return True
-
-    def _all_records(self) -> dict[str, FileRecord]:
-        parts = [json.loads(part.read_bytes()) for part in self._folder.glob("*.part")]
-        return {name: FileRecord(**record) for part in parts for name, record in part.items()}
+    def _missing_room(self, error: BaseException) -> str:
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return ""
+        free = shutil.disk_usage(self._target.directory).free
+        return f". A save needs room beside the checkpoint that it replaces; {free / 1e6:.0f} MB are free now."
 
     def _finish_and_close(self) -> None:
         try:
             self._finish()
         except Exception:
-            _logger.exception("A save in the background failed, and %s is as it was", self._target.directory)
+            _logger.exception("A save in the background failed, and %s is as it was", self._target.path)
             raise
         finally:
             self._close()
@@ -188,66 +224,46 @@ class Save:
     @contextlib.contextmanager
     def _by_all_or_none(self) -> Iterator[None]:
         try:
-            with self._ranks.all_or_none(SaveError):
+            with self._ranks.waiting.all_or_none(SaveError):
                 yield
         except Exception:
             self._close()
-            if self._ranks.rank == 0:
-                shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
     def _close(self) -> None:
         self._threads.shutdown(wait=True)
-        if self._held is not None:
-            os.close(self._held)
-        self._held = None
+        if self._folder is not None:
+            self._folder.close()
 
 
-def begin_save(target: FileTarget | DirectoryTarget, ranks: Ranks) -> Save:
-    """Make the folder for a save, on rank 0, and remove the folders of killed ones.
+def begin_save(target: Target, ranks: SavingRanks = ALONE) -> Save:
+    """Make the folder for a save, on the first rank that writes, and remove those of dead saves.
 
     Raises:
-        OSError: if the target is something else than it should be, or the folder cannot be made or seen by a rank.
+        OSError: if the target is something else than it should be, or the folder cannot be made or seen by a writer.
     """
-    with ranks.all_or_none(SaveError):
-        save_id = _make_folder(target) if ranks.rank == 0 else ""
-    save_id, *_ = ranks.told_by_all(save_id)
-    with ranks.all_or_none(SaveError):
-        return Save(target, save_id, ranks)
+    folder: SaveFolder | None = None
+    with ranks.waiting.all_or_none(SaveError):
+        if ranks.writer == 0:
+            folder = make_folder(target)
+    save_id = ranks.waiting.told(folder and folder.save_id)
+    with ranks.waiting.all_or_none(SaveError):
+        if ranks.writer:
+            folder = SaveFolder(target, save_id)
+            folder.check()
+    return Save(target, ranks, folder.save_id if folder else save_id, folder)
 
 
-def _make_folder(target: FileTarget | DirectoryTarget) -> str:
-    """Make the folder of a save and return its id."""
-    target.prepare()
-    for folder in target.directory.glob(f"{FOLDER}{escape(target.label)}-" + "[0-9a-f]" * 8):
-        if not _is_held(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    save_id = secrets.token_hex(4)
-    (target.directory / f"{FOLDER}{target.label}-{save_id}" / "files").mkdir(parents=True)
-    return save_id
+def save_adapter(checkpoint: str | Path, ranks: SavingRanks, write: Callable[..., None], *options: Any) -> None:
+    """Let ``write(path, *options)`` save files that have no index, and put them into the directory ``checkpoint``.
+
+    Raises:
+        Exception: as ``Save.now``; each file in the directory is then the old one.
+    """
+    save = begin_save(FolderTarget(Path(checkpoint).absolute()), ranks)
+    save.now(lambda path: write(path, *options))
 
 
 def save_of(path: str | Path) -> Save | None:
     """The save of this process that is collecting the file at ``path``, or None."""
     return next((_collecting[folder] for folder in Path(path).parents if folder in _collecting), None)
-
-
-def _hold(folder: Path) -> int:
-    """Lock a folder for as long as this process lives, where the file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def _is_held(folder: Path) -> bool:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False

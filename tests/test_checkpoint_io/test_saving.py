@@ -240,8 +240,18 @@ def test_an_error_in_the_background_surfaces_when_the_script_synchronizes(tmp_pa
         checkpoint_io._saves["optimizer"]._committed.exception()
     with pytest.raises(SaveError, match=str(tmp_path)):
         checkpoint_io.synchronize()
+
+
+def test_an_error_in_the_background_is_raised_once(tmp_path):
+    save(tmp_path, 1)
+    with no_file_larger_than(8192):
+        checkpoint_io = begin_save(tmp_path, 2, "async")
+        checkpoint_io._saves["optimizer"]._committed.exception()
     with pytest.raises(SaveError, match=str(tmp_path)):
-        checkpoint_io._sync_io()
+        checkpoint_io.synchronize()
+    checkpoint_io.load_optimizer(make_optimizer(), str(tmp_path))
+    checkpoint_io._sync_io()
+    assert saved_number(tmp_path) == 1
 
 
 def test_an_error_in_the_background_surfaces_at_exit(tmp_path):

@@ -1,5 +1,7 @@
 """The commit of a save, on directories of small files."""
 
+import errno
+import fcntl
 import json
 
 import pytest
@@ -61,8 +63,8 @@ def directory(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def commit(directory, files, save_id=ID, layout=OPTIMIZER, prefix=""):
-    DirectoryTarget(directory, layout, prefix).commit(files, save_id, {})
+def commit(directory, files, save_id=ID, layout=OPTIMIZER, prefix="", records=()):
+    DirectoryTarget(directory, layout, prefix).commit(files, save_id, dict(records))
 
 
 def test_a_commit_takes_the_place_of_what_stock_saved(tmp_path, directory):
@@ -89,20 +91,74 @@ def test_a_second_index_that_stock_left_is_removed(tmp_path, directory):
     assert contents(directory)[0] == "pytorch_optim.bin.index.json"
 
 
-def test_files_that_an_interrupted_commit_left_are_removed(tmp_path, directory):
-    (directory / "pytorch_optim-11111111-00007.bin").touch()
-    (directory / "optimizer-11111111-stage-00001-shard-00001.safetensors").touch()
-    (directory / "pytorch_optim_group-11111111-00000.bin").touch()
+LEFTOVERS = (
+    "pytorch_optim-11111111-00007.bin",
+    "optimizer-11111111-stage-00001-shard-00001.safetensors",
+    "pytorch_optim_group-11111111-00000.bin",
+)
+
+
+def test_a_commit_leaves_alone_what_another_save_has_moved_in(tmp_path, directory):
+    for name in LEFTOVERS:
+        (directory / name).touch()
     write_optimizer(tmp_path / "files", "new")
     commit(directory, tmp_path / "files")
+    assert all((directory / name).exists() for name in LEFTOVERS)
+
+
+def test_what_a_dead_save_has_moved_in_is_removed_by_its_id(tmp_path, directory):
+    write_optimizer(tmp_path / "files", "new")
+    commit(directory, tmp_path / "files")
+    for name in LEFTOVERS:
+        (directory / name).touch()
+    assert DirectoryTarget(directory, OPTIMIZER).remove_leftovers("11111111")
     contents(directory)
+
+
+def test_what_an_index_names_is_no_leftover(tmp_path, directory):
+    write_optimizer(tmp_path / "files", "new")
+    commit(directory, tmp_path / "files")
+    assert DirectoryTarget(directory, OPTIMIZER).remove_leftovers(ID)
+    contents(directory)
+
+
+def test_beside_an_index_that_cannot_be_read_everything_stays(directory):
+    (directory / LEFTOVERS[0]).touch()
+    (directory / "pytorch_optim.bin.index.json").write_text("{")
+    assert not DirectoryTarget(directory, OPTIMIZER).remove_leftovers("11111111")
+    assert (directory / LEFTOVERS[0]).exists()
+
+
+def refuse_locks(monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_without_locks_a_model_keeps_the_names_of_its_save_and_leaves_the_plain_ones(tmp_path, directory, monkeypatch):
+    refuse_locks(monkeypatch)
+    write_model(directory, "old")
+    write_model(tmp_path / "files", "new")
+    commit(directory, tmp_path / "files", layout=BIN_MODEL)
+    index = json.loads((directory / "pytorch_model.bin.index.json").read_text())
+    assert named_files(index) == [f"pytorch_model-{ID}-00001.bin"]
+    assert (directory / "pytorch_model-00001.bin").read_text() == "old"
+
+
+def test_without_locks_what_a_dead_save_left_stays(directory, monkeypatch):
+    refuse_locks(monkeypatch)
+    (directory / LEFTOVERS[0]).touch()
+    assert not DirectoryTarget(directory, OPTIMIZER).remove_leftovers("11111111")
+    assert (directory / LEFTOVERS[0]).exists()
 
 
 def test_a_shard_that_no_parameter_is_in_does_not_touch_the_old_checkpoint(tmp_path, directory):
     write_optimizer(directory, "old")
     write_optimizer(tmp_path / "files", "new")
-    (tmp_path / "files" / "pytorch_optim-00003.bin").touch()
-    commit(directory, tmp_path / "files")
+    unnamed = tmp_path / "files" / "pytorch_optim-00003.bin"
+    unnamed.touch()
+    commit(directory, tmp_path / "files", records={unnamed.name: finish_file(unnamed)})
     contents(directory)
 
 

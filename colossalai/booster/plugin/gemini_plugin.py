@@ -7,6 +7,7 @@ from colossalai.tensor.d_tensor.api import (
 )
 
 from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
+from colossalai_patch.optimizer_checkpoint.ranks import all_wait
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import tensor_parallel, whole
 
@@ -22,6 +23,9 @@ class GeminiCheckpointIO(release.GeminiCheckpointIO):
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
         _cast_to_float(optimizer)
         load_held_file(optimizer.optim, _holding(optimizer), checkpoint)
+
+    def _model_ranks(self, shard):
+        return all_wait(writes=self.coordinator.is_master())
 
 
 def _cast_to_float(optimizer):

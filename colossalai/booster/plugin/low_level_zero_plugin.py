@@ -7,6 +7,7 @@ from colossalai.zero.low_level._utils import all_gather_into_flat_tensor_nd, get
 from colossalai_patch.common_states import common_states, is_part
 from colossalai_patch.holding import Holding, load_held_checkpoint, load_held_file
 from colossalai_patch.optimizer_checkpoint import copied_value
+from colossalai_patch.optimizer_checkpoint.ranks import all_wait
 from colossalai_patch.overlay import extend_release
 from colossalai_patch.slicing import whole
 
@@ -19,6 +20,9 @@ class LowLevelZeroCheckpointIO(release.LowLevelZeroCheckpointIO):
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
         load_held_file(optimizer.optim, _holding(optimizer), checkpoint)
+
+    def _optimizer_ranks(self, shard):
+        return all_wait(writes=self.coordinator.is_master())  # a model is no rank's but the first one's affair
 
 
 # Made here and not in its own module, where the release names the class in super(): that would find this one.

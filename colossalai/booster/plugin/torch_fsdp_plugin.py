@@ -9,6 +9,7 @@ from colossalai_patch.optimizer_checkpoint import (
     open_checkpoint,
     open_optimizer_file,
 )
+from colossalai_patch.optimizer_checkpoint.ranks import all_wait
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -22,6 +23,9 @@ class TorchFSDPCheckpointIO(release.TorchFSDPCheckpointIO):
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
         _load(optimizer, *open_optimizer_file(checkpoint), checkpoint)
+
+    def _model_ranks(self, shard):
+        return all_wait(writes=self.coordinator.is_master())
 
 
 def _load(optimizer, saved_groups, states, path):

@@ -8,7 +8,7 @@ release = extend_release(globals())
 
 
 def save(path, state_dict, metadata=None):
-    """As the release's: outside of a save by a ``CheckpointIO`` nothing is copied, and the caller waits to change it."""
+    """As the release's: a direct call copies nothing, and the caller waits before it changes the tensors."""
     copy = background.copied_if_needed if save_of(path) is None else background.copied
     return _write(path, state_dict, metadata, copy)
 

@@ -23,6 +23,8 @@ _NUMBER = r"(?:-stage-\d{5}(?:-\d{5})?-shard)?-\d{5}"
 _UNIQUE_NAME = re.compile(rf".+-[0-9a-f]{{8}}{_NUMBER}\.\w+")
 _NUMBERED_NAME = re.compile(rf"(.+?)({_NUMBER})(\.\w+)")
 
+REPLACED_KEY = "replaced"  # in the index: what its commit was to remove, in case that it was killed before
+SUFFIXES = (".bin", ".safetensors")
 SECONDS_FOR_A_COMMIT = 60  # a few renames; who holds the lock for longer hangs
 
 _logger = logging.getLogger(__name__)
@@ -232,6 +234,7 @@ class DirectoryTarget:
         with self._locked() as is_locked:
             older = self._indexed() or set()
             final_index = self._replaced_index(index_file.name)
+            index["metadata"][REPLACED_KEY] = sorted(older)
             self._replace(files, final_index, _renamed(index, names), names)
             with self._errors_as_warnings():
                 synchronize_directory(self.directory)
@@ -263,16 +266,17 @@ class DirectoryTarget:
         return next((path for path in paths if path.exists()), paths[0])
 
     def _indexed(self) -> set[str] | None:
-        """The files that the indexes name now; None if that cannot be told."""
+        """The files that the indexes name now, or that their commits were to remove; None if that cannot be told."""
         names: set[str] = set()
         for path in self._indexes():
             try:
-                names.update(named_files(json.loads(path.read_bytes())))
+                index = json.loads(path.read_bytes())
+                names.update(named_files(index), index["metadata"].get(REPLACED_KEY, ()))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, LookupError, TypeError, AttributeError):
                 return None
-        return {name for name in names if Path(name).name == name}
+        return {name for name in names if Path(name).name == name and Path(name).suffix in SUFFIXES}
 
     def _replace(self, files: Path, final_index: Path, index: Any, names: Mapping[str, str]) -> None:
         """Move the files here and then let the index name them, which is the one moment of the commit."""
@@ -295,6 +299,7 @@ class DirectoryTarget:
         for name, unique in names.items():
             (files / name).hardlink_to(self.directory / unique)
             (files / name).replace(self.directory / name)
+        index["metadata"][REPLACED_KEY] += names.values()
         _write_index(files / final_index.name, index)
         synchronize_directory(self.directory)
         (files / final_index.name).replace(final_index)

@@ -10,7 +10,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 SECONDS_BETWEEN_LOOKS = 0.005
@@ -24,10 +25,8 @@ class Messages:
 
     def __init__(self, save_id: str) -> None:
         """Begin with the id of the save, by which its ranks find each other's messages."""
-        self._store = dist.PrefixStore(
-            f"colossalai_patch/{save_id}",
-            dist.distributed_c10d._get_default_store(),  # private, torch 2.2 to 2.14
-        )
+        default_store = distributed_c10d._get_default_store()  # private, torch 2.2 to 2.14
+        self._store = PrefixStore(f"colossalai_patch/{save_id}", default_store)
 
     def tell(self, name: str, content: Any) -> None:
         """Leave a message that JSON can hold."""

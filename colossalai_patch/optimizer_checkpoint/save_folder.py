@@ -49,16 +49,19 @@ class SaveFolder:
 
 
 class OwnFolder(SaveFolder):
-    """A folder that this process has made, and holds the lock of if there are locks."""
+    """A folder that this process makes or removes, and holds the lock of if there are locks."""
 
     def __init__(self, target: Target, save_id: str, lock: FileLock | None) -> None:
+        """Describe the folder of a save to a target; ``lock`` is its lock."""
+        super().__init__(target, save_id)
+        self._lock = lock
+
+    def make(self) -> None:
         """Make the folder.
 
         Raises:
             OSError: if that fails.
         """
-        super().__init__(target, save_id)
-        self._lock = lock
         try:
             self.path.mkdir()
         except OSError:
@@ -68,7 +71,11 @@ class OwnFolder(SaveFolder):
     def close(self) -> None:
         """Remove the folder with all that is in it, and then its lock file."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
+        if self._lock is None:
+            return
+        if self.path.exists():
+            self._lock.let_go()  # the next save tries again
+        else:
             self._lock.release()
         self._lock = None
 
@@ -86,7 +93,9 @@ def make_folder(target: Target) -> OwnFolder:
         try:
             lock = new_lock(_lock_file(target, save_id))
             # An id of its own where there are no locks: somebody may just have taken the first one for a dead save's.
-            return OwnFolder(target, save_id if lock else secrets.token_hex(4), lock)
+            folder = OwnFolder(target, save_id if lock else secrets.token_hex(4), lock)
+            folder.make()
+            return folder
         except FileExistsError:
             if attempt == TRIES:
                 raise
@@ -100,9 +109,9 @@ def _remove_dead_saves(target: Target) -> None:
         if lock is None:
             continue
         save_id = file.name.removeprefix(_path(target, "").name)[:8]
+        folder = OwnFolder(target, save_id, lock)
         if target.remove_leftovers(save_id):
-            shutil.rmtree(_path(target, save_id), ignore_errors=True)
-            lock.release()
+            folder.close()
         else:
             lock.let_go()
 

@@ -29,8 +29,15 @@ class ClassNotAllowedError(pickle.UnpicklingError):
 def allowed_by_the_script() -> dict[str, Any]:
     """What the script has allowed with ``torch.serialization``, by the names that a pickle has for it."""
     get = getattr(torch.serialization, "get_safe_globals", list)  # torch 2.5 brought it
-    named = (entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}") for entry in get())
-    return {name: allowed for allowed, name in named if name.rpartition(".")[0] not in _NEVER}
+    allowed = dict(_name_and_allowed(entry) for entry in get())
+    return {name: value for name, value in allowed.items() if name.rpartition(".")[0] not in _NEVER}
+
+
+def _name_and_allowed(entry: Any) -> tuple[str, Any]:
+    """Take an entry of torch's, which is what was allowed, or a pair of that and a name for it."""
+    if isinstance(entry, tuple):
+        return entry[1], entry[0]
+    return f"{entry.__module__}.{entry.__qualname__}", entry
 
 
 def member_of_enum(module: str, name: str) -> Callable[[Any], enum.Enum] | None:

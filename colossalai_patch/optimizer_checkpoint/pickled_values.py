@@ -19,9 +19,10 @@ from colossalai_patch.optimizer_checkpoint.numpy_scalars import NUMPY_SCALARS, N
 
 
 def unpickle_plain(data: bytes) -> Any:
-    """Decode a pickle of plain values (None, numbers, text, bytes, members of enums, containers of these) and of tensors.
+    """Decode a pickle of plain values (None, numbers, text, bytes, members of enums, containers of these) and tensors.
 
-    What the script has allowed with ``torch.serialization.add_safe_globals`` is decoded too. With ``COLOSSALAI_PATCH_TRUST_PICKLE=1`` it decodes every pickle, which may run code.
+    What the script has allowed with ``torch.serialization.add_safe_globals`` is decoded too.
+    With ``COLOSSALAI_PATCH_TRUST_PICKLE=1`` it decodes every pickle, which may run code.
 
     Raises:
         ClassNotAllowedError: if the pickle names anything else.

@@ -2,9 +2,9 @@
 
 The state ``NAME`` of the parameter ``ID`` is the tensor ``state.ID.NAME``. What is no tensor is a uint8 tensor that
 holds a pickle, listed under ``non_tensor_keys`` in the metadata of the header; where ``plain_values`` there holds the
-same value as JSON, the pickle is not looked at. ``states`` there has the names of each parameter's values in order, also
-where there are none; a value None is in ``plain_values`` alone. A file that is a whole checkpoint has ``param_groups`` as
-well.
+same value as JSON, the pickle is not looked at. ``states`` there has the names of each parameter's values in order,
+also where there are none; a value None is in ``plain_values`` alone. A file that is a whole checkpoint has
+``param_groups`` as well.
 """
 
 import json

@@ -41,15 +41,6 @@ def write_safetensors(states, path):
     save_file(tensors, path, metadata={name: json.dumps(value) for name, value in (metadata or {}).items()})
 
 
-def held_by_safetensors(state_dict):
-    """The part of a state dict that the safetensors format can hold: neither None nor a parameter without values."""
-    states = {
-        param_id: {name: value for name, value in state.items() if value is not None}
-        for param_id, state in state_dict["state"].items()
-    }
-    return state_dict | {"state": {param_id: state for param_id, state in states.items() if state}}
-
-
 def in_order(value):
     """The same value with the keys of all dicts in it in order, since safetensors files have an order of their own."""
     if not isinstance(value, dict):

@@ -1,7 +1,6 @@
-import torch
-
 from colossalai_patch.optimizer_checkpoint import background, unpickle_plain
 from colossalai_patch.optimizer_checkpoint.save import save_of
+from colossalai_patch.optimizer_checkpoint.safetensors_metadata import described
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
@@ -30,19 +29,7 @@ def _write(path, state_dict, metadata, copy):
 
 def _flatten_optim_state_dict(state_dict, seperator="."):
     tensors, metadata = release._flatten_optim_state_dict(state_dict, seperator)
-    if metadata is not None:
-        metadata["plain_values"] = background.plain_forms(_values(state_dict, seperator))
-    return tensors, metadata
-
-
-def _values(state_dict, seperator):
-    values = {
-        seperator.join(("state", str(param_id), name)): value
-        for param_id, state in state_dict.get("state", state_dict).items()
-        for name, value in state.items()
-        if value is not None and not isinstance(value, torch.Tensor)
-    }
-    return values | ({"param_groups": state_dict["param_groups"]} if "param_groups" in state_dict else {})
+    return tensors, (metadata or {}) | described(state_dict)
 
 
 def _tensor_to_object(tensor, tensor_size):

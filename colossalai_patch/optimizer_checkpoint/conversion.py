@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from colossalai_patch.optimizer_checkpoint.background import plain_forms
 from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.commit import OPTIMIZER, DirectoryTarget, FileTarget
 from colossalai_patch.optimizer_checkpoint.comparison import compare
@@ -21,6 +20,7 @@ from colossalai_patch.optimizer_checkpoint.index import GROUP_FILE_KEY, SAVED_BY
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN, Progress
 from colossalai_patch.optimizer_checkpoint.ranks import ALONE
+from colossalai_patch.optimizer_checkpoint.safetensors_metadata import described, key_of
 from colossalai_patch.optimizer_checkpoint.save import Save, begin_save
 from colossalai_patch.optimizer_checkpoint.shard import State, as_it_is
 from colossalai_patch.optimizer_checkpoint.source import Source, open_source
@@ -169,28 +169,29 @@ def _write_torch(path: Path, content: Any, advance: Advance) -> FileRecord:
 
 
 def _write_safetensors_shard(path: Path, states: States, advance: Advance) -> FileRecord:
-    return _write_safetensors(path, _keyed(states), advance)
+    return _write_safetensors(path, _keyed(states), described(states), advance)
 
 
 def _write_safetensors_whole(path: Path, state_dict: dict[str, Any], advance: Advance) -> FileRecord:
-    return _write_safetensors(path, _keyed(state_dict["state"]) | {PARAM_GROUPS: state_dict[PARAM_GROUPS]}, advance)
+    values = _keyed(state_dict["state"]) | {PARAM_GROUPS: state_dict[PARAM_GROUPS]}
+    return _write_safetensors(path, values, described(state_dict), advance)
 
 
 def _keyed(states: States) -> dict[str, Any]:
     return {
-        f"state.{param_id}.{name}": value
+        key_of(param_id, name): value
         for param_id, state in states.items()
         for name, value in state.items()
         if value is not None
     }
 
 
-def _write_safetensors(path: Path, values: dict[str, Any], advance: Advance) -> FileRecord:
+def _write_safetensors(path: Path, values: dict[str, Any], description: dict[str, Any], advance: Advance) -> FileRecord:
     tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
     others = {key: value for key, value in values.items() if key not in tensors}
     pickles = {key: _pickled(value) for key, value in others.items()}
-    metadata = {"non_tensor_keys": json.dumps(list(others)), "plain_values": json.dumps(plain_forms(others))}
-    save_file(_apart(tensors) | pickles, path, metadata)
+    metadata = {"non_tensor_keys": list(others)} | description
+    save_file(_apart(tensors) | pickles, path, {key: json.dumps(value) for key, value in metadata.items()})
     record = finish_file(path)
     advance(record.size)
     return record

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+from colossalai_patch.optimizer_checkpoint.files import map_file
+from colossalai_patch.optimizer_checkpoint.torch_file import map_torch_file
 
 ParamGroups = list[dict[str, Any]]
 
@@ -26,7 +27,7 @@ def read_param_groups(path: Path) -> ParamGroups:
         CheckpointError: if the file holds anything else.
         OSError: if the file cannot be read.
     """
-    groups = _map_safetensors(path) if path.suffix == ".safetensors" else load_torch_file(path)
+    groups = _map_safetensors(path) if path.suffix == ".safetensors" else map_torch_file(map_file(path))[0]
     check_bounds(path, groups)
     if not is_param_groups(groups):
         raise CheckpointError(

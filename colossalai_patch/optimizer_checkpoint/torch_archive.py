@@ -20,6 +20,7 @@ import torch
 
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile
+from colossalai_patch.optimizer_checkpoint.numpy_scalars import NUMPY_SCALARS, NumpyDtype
 from colossalai_patch.optimizer_checkpoint.pickled_values import PlainUnpickler
 
 SIGNATURE = b"PK\x03\x04"
@@ -119,7 +120,7 @@ def _check_values(content: Any) -> None:
     pending, seen = [content], set()
     while pending:
         value = pending.pop()
-        if isinstance(value, (_Storage, torch.dtype)) or callable(value):
+        if isinstance(value, (_Storage, torch.dtype, NumpyDtype)) or callable(value):
             raise pickle.UnpicklingError(f"a value is a {type(value).__name__}")
         if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
@@ -147,7 +148,7 @@ def _rebuilt_tensor(
 
 
 _OPCODES = [
-    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BINPERSID),
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT, pickle.BINUNICODE),
     *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
@@ -170,6 +171,7 @@ class _ArchiveUnpickler(PlainUnpickler):
         ("torch", "LongStorage"): torch.int64,
         ("torch", "ShortStorage"): torch.int16,
         ("torch._utils", "_rebuild_tensor_v2"): _rebuilt_tensor,
+        **NUMPY_SCALARS,
     }
 
     # What torch.save writes for plain values, in protocol 2; torch does not admit all that a pickle may have.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from colossalai_patch import settings
+from colossalai_patch.optimizer_checkpoint.allowed_classes import refusal_of_a_class
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, Archive, map_archive, unpickle_archive
@@ -89,9 +90,4 @@ def _explanation(path: Path, error: str) -> str:
     if not_admitted is None:
         reason = error.splitlines()[0] if error else "it cannot be unpickled"
         return f"{path} is damaged: {reason}. Use another checkpoint."
-    name = not_admitted[1]
-    return (
-        f"{path} holds a {name}, which is not read, since that could run code from the file. If you trust the class, "
-        f"allow it with torch.serialization.add_safe_globals([{name}]); if you trust the file, set "
-        "COLOSSALAI_PATCH_TRUST_PICKLE=1."
-    )
+    return refusal_of_a_class(path, not_admitted[1])

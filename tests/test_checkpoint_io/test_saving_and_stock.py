@@ -16,9 +16,11 @@ NUMBER = 4
 STATES = 5
 
 
-def save_optimizer(path, **options):
+def save_optimizer(path, more=None, **options):
     optimizer, checkpoint_io = make_optimizer(), GeneralCheckpointIO()
     set_number(optimizer, NUMBER)
+    for state in optimizer.state.values():
+        state.update(more or {})
     checkpoint_io.save_optimizer(optimizer, str(path), size_per_shard=MEGABYTES_OF_A_SHARD, **options)
     checkpoint_io._sync_io()
 
@@ -41,6 +43,7 @@ CHECKPOINTS = {
     "bin": lambda path: save_optimizer(path, shard=True),
     "safetensors": lambda path: save_optimizer_in_safetensors(path, shard=True),
     "async": lambda path: save_optimizer(path, shard=True, use_async=True),
+    "async-more": lambda path: save_optimizer(path, {"a": None, "b": (1, {}), "c": [None]}, shard=True, use_async=True),
     "file.bin": save_optimizer,
     "file.safetensors": lambda path: save_optimizer(path, use_async=True),
     "model-bin": lambda path: save_model(path, shard=True),

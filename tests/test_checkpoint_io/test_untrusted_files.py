@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from fractions import Fraction
 
 import numpy
 import pytest
@@ -251,14 +252,27 @@ def test_a_file_of_the_format_before_the_zip_is_read(checkpoint):
     assert_loads(checkpoint)
 
 
-def save_with_numpy_learning_rate(checkpoint):
+def set_in_groups(checkpoint, **values):
     groups = torch.load(checkpoint / GROUP_FILE, weights_only=True)
-    torch.save([group | {"lr": numpy.float64(0.1)} for group in groups], checkpoint / GROUP_FILE)
+    torch.save([group | values for group in groups], checkpoint / GROUP_FILE)
 
 
 def test_a_class_that_is_not_admitted_is_named_with_what_admits_it(checkpoint):
-    save_with_numpy_learning_rate(checkpoint)
-    assert_refused(checkpoint, "multiarray.scalar", "add_safe_globals", "COLOSSALAI_PATCH_TRUST_PICKLE=1")
+    set_in_groups(checkpoint, lr=Fraction(1, 10))
+    assert_refused(checkpoint, "fractions.Fraction", "add_safe_globals", "COLOSSALAI_PATCH_TRUST_PICKLE=1")
+
+
+def test_a_number_of_numpy_is_read(checkpoint):
+    set_in_groups(checkpoint, lr=numpy.float64(0.1))
+    optimizer = make_adamw(steps=1)
+    GeneralCheckpointIO().load_optimizer(optimizer, checkpoint)
+    assert_same([group["lr"] for group in optimizer.param_groups], [numpy.float64(0.1)] * 2)
+
+
+@pytest.mark.parametrize("number", [numpy.longdouble(0.1), numpy.str_("a"), numpy.datetime64(1, "s")])
+def test_what_numpy_has_beside_plain_numbers_is_refused(checkpoint, number):
+    set_in_groups(checkpoint, lr=number)
+    assert_refused(checkpoint, checkpoint / GROUP_FILE, "multiarray.scalar")
 
 
 def test_who_trusts_the_pickles_can_say_so(checkpoint, safetensors_checkpoint, monkeypatch):

@@ -37,6 +37,7 @@ PLAIN = {
     "an offset": SHARED[3:7],
     "a shared storage": [SHARED, SHARED[2:], SHARED.view(3, 4)],
     "an expanded tensor": torch.ones(1).expand(4),
+    "bytes": b"\0\xff",
     "values": {"a": None, "b": (1, 2.5, "x"), "c": [True, 2**70], "d": OrderedDict(e="f")},
 }
 NOT_PLAIN = {
@@ -46,7 +47,6 @@ NOT_PLAIN = {
     "a gradient": torch.ones(2, requires_grad=True),
     "a sparse tensor": torch.eye(2).to_sparse(),
     "a dtype": torch.float32,
-    "bytes": b"\0",
     "a size": torch.Size([2]),
 }
 

@@ -87,7 +87,7 @@ class CheckpointIO(release.CheckpointIO):
     def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
         def load():
             found = has_index_file(checkpoint)[1] or checkpoint
-            with unchanged_files(found):
+            with self._all_of_one_save(found):
                 return super(CheckpointIO, self).load_model(model, str(found), strict, low_cpu_mem_mode, num_threads)
 
         self._wait_for_saves("model", "optimizer")
@@ -105,6 +105,9 @@ class CheckpointIO(release.CheckpointIO):
         with unchanged_on_failure(inner):
             found = read_whole(load, checkpoint)
         _log_load(found, time.perf_counter() - began)
+
+    def _all_of_one_save(self, found):
+        return unchanged_files(found)
 
     def _ranks(self):
         """With a plugin all ranks save and load together; without one, each process does so on its own."""

@@ -31,7 +31,7 @@ def save_model(folder, number, use_safetensors):
     )
 
 
-def save_model_as_stock(folder, number, use_safetensors):
+def save_model_as_stock(folder, number, use_safetensors=False):
     """Without a commit: each file is written over the one of that name."""
     model = make_model()
     fill(model, number)
@@ -91,8 +91,10 @@ def test_an_optimizer_is_as_it_was_when_the_load_fails_in_spite_of_a_save(tmp_pa
     assert numbers_in_optimizer(optimizer) == {3}
 
 
-@pytest.mark.parametrize("use_safetensors", [False, True])
-@pytest.mark.parametrize("save", [save_model, save_model_as_stock])
+@pytest.mark.parametrize(
+    ("save", "use_safetensors"),
+    [(save_model, False), (save_model, True), (save_model_as_stock, False)],  # stock cuts off files that are mapped
+)
 @pytest.mark.parametrize("low_cpu_mem_mode", [False, True])
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_model_is_that_of_the_save_that_replaced_its_files(

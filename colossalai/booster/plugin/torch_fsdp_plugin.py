@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from itertools import count
 
 from torch.distributed.fsdp._common_utils import _get_param_to_fqns
@@ -22,6 +23,10 @@ class TorchFSDPCheckpointIO(release.TorchFSDPCheckpointIO):
 
     def load_unsharded_optimizer(self, optimizer, checkpoint, low_cpu_mem_mode=True, num_threads=1):
         _load(optimizer, *open_optimizer_file(checkpoint), checkpoint)
+
+    def _all_of_one_save(self, found):
+        """A model is loaded by all ranks together once each has read it: none can begin again alone after that."""
+        return nullcontext()
 
 
 def _load(optimizer, saved_groups, states, path):

@@ -7,10 +7,13 @@ from colossalai.logging import get_dist_logger
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint import (
+    CheckpointError,
     find_index,
     is_optimizer_index,
     load_torch_file,
+    read_whole,
     size_of_states,
+    unchanged_files,
     unchanged_on_failure,
 )
 from colossalai_patch.optimizer_checkpoint.commit import (
@@ -93,17 +96,29 @@ class CheckpointIO(release.CheckpointIO):
         lr_scheduler.load_state_dict(load_torch_file(Path(checkpoint)))
 
     def load_model(self, model, checkpoint, strict=True, low_cpu_mem_mode=True, num_threads=1):
+        def load():
+            found = has_index_file(checkpoint)[1] or checkpoint
+            with self._all_of_one_save(found):
+                return super(CheckpointIO, self).load_model(model, str(found), strict, low_cpu_mem_mode, num_threads)
+
         self._wait_for_saves("model", "optimizer")
-        return super().load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
+        return read_whole(load, checkpoint)
 
     def load_optimizer(self, optimizer, checkpoint, prefix=None, low_cpu_mem_mode=True, num_threads=1):
+        def load():
+            found = str(find_index(checkpoint, prefix) or checkpoint)
+            super(CheckpointIO, self).load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
+            return found
+
         self._wait_for_saves("model", "optimizer")
         began = time.perf_counter()
         inner = optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer
         with unchanged_on_failure(inner):
-            found = str(find_index(checkpoint, prefix) or checkpoint)
-            super().load_optimizer(optimizer, found, prefix, low_cpu_mem_mode, num_threads)
+            found = read_whole(load, checkpoint)
         _log_load(found, time.perf_counter() - began)
+
+    def _all_of_one_save(self, found):
+        return unchanged_files(found)
 
     def _model_ranks(self, shard):
         """Who takes part in saving a model, and how: the first of the ranks alone, or every process for itself."""
@@ -150,7 +165,10 @@ class _NoBuffers(dict):
 def _log_load(checkpoint, seconds):
     if this_rank() != 0:
         return
-    gigabytes = size_of_states(checkpoint) / 1e9
+    try:
+        gigabytes = size_of_states(checkpoint) / 1e9
+    except (CheckpointError, OSError):
+        return  # replaced since, so that nothing tells its size any more
     speed = gigabytes / seconds
     message = f"Loaded the optimizer from {checkpoint}: {gigabytes:.3g} GB in {seconds:.3g} s, {speed:.3g} GB/s"
     get_dist_logger().info(message)

@@ -58,7 +58,8 @@ def convert(
         colossalai-patch convert --from-native optimizer.pt from_native/
     """
     from colossalai_patch.optimizer_checkpoint import conversion
-    from colossalai_patch.optimizer_checkpoint.source import open_source
+    from colossalai_patch.optimizer_checkpoint.consistent import read_whole
+    from colossalai_patch.optimizer_checkpoint.source import Source, open_source
 
     ends = [path for path in (from_native, *paths, to_native) if path is not None]
     if len(ends) != 2:
@@ -66,15 +67,20 @@ def convert(
     is_file = to_native is not None or ends[1].endswith(SUFFIXES_OF_A_FILE)
     if is_file and (name or shard_size):
         raise click.UsageError("--format and --shard-size are for directories; the suffix of a file says its format.")
-    source = open_source(ends[0], prefix)
-    destination = (
-        conversion.one_file(ends[1]) if is_file else conversion.sharded(ends[1], source, name, shard_size, prefix)
-    )
-    replaced = destination.target.replaced()
-    if replaced and not force:
-        raise Trouble(f"{replaced[0]} is there already. --force replaces it.")
-    with ProgressBar() as progress:
-        conversion.convert(source, destination, progress)
+
+    def convert_once() -> Source:
+        source = open_source(ends[0], prefix)
+        destination = (
+            conversion.one_file(ends[1]) if is_file else conversion.sharded(ends[1], source, name, shard_size, prefix)
+        )
+        replaced = destination.target.replaced()
+        if replaced and not force:
+            raise Trouble(f"{replaced[0]} is there already. --force replaces it.")
+        with ProgressBar() as progress:
+            conversion.convert(source, destination, progress)
+        return source
+
+    source = read_whole(convert_once, ends[0])
     if as_json:
         print_json({"source": str(source.path), "destination": ends[1]})
     else:

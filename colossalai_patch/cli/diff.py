@@ -40,10 +40,13 @@ def diff(first: str, second: str, prefix: str | None, as_json: bool) -> None:
         colossalai-patch diff checkpoint/ later/
     """
     from colossalai_patch.optimizer_checkpoint.comparison import compare
+    from colossalai_patch.optimizer_checkpoint.consistent import read_whole
     from colossalai_patch.optimizer_checkpoint.source import open_source
 
     with ProgressBar() as progress:
-        found = compare(open_source(first, prefix), open_source(second, prefix), progress)
+        found = read_whole(
+            lambda: compare(open_source(first, prefix), open_source(second, prefix), progress), first, second
+        )
     if as_json:
         print_json(found.as_json())
     else:

@@ -29,10 +29,11 @@ def inspect(checkpoint: str, prefix: str | None, with_params: bool, as_json: boo
     Example:
         colossalai-patch inspect checkpoint/ --params
     """
+    from colossalai_patch.optimizer_checkpoint.consistent import read_whole
     from colossalai_patch.optimizer_checkpoint.source import open_source
     from colossalai_patch.optimizer_checkpoint.summary import summarize
 
-    summary = summarize(open_source(checkpoint, prefix))
+    summary = read_whole(lambda: summarize(open_source(checkpoint, prefix)), checkpoint)
     if as_json:
         params = {"params": summary.params_as_json()} if with_params else {}
         print_json(summary.as_json() | params)

@@ -1,6 +1,7 @@
 """One optimizer checkpoint on disk. Knows torch and safetensors, and nothing of ColossalAI."""
 
 from colossalai_patch.optimizer_checkpoint.checkpoint import OptimizerCheckpoint, open_checkpoint
+from colossalai_patch.optimizer_checkpoint.consistent import read_whole, unchanged_files
 from colossalai_patch.optimizer_checkpoint.content import copied_value
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
 from colossalai_patch.optimizer_checkpoint.files import check_name
@@ -49,9 +50,11 @@ __all__ = [
     "read_index",
     "read_param_groups",
     "read_shard",
+    "read_whole",
     "save_param_groups",
     "size_of_states",
     "take_states",
+    "unchanged_files",
     "unchanged_on_failure",
     "unpickle_plain",
 ]

@@ -13,6 +13,10 @@ class MissingFileError(CheckpointError, FileNotFoundError):
     """A file that a checkpoint names is not there."""
 
 
+class ReplacedError(CheckpointError):
+    """A file was replaced by another one while it was read: the checkpoint has to be read again."""
+
+
 class StateReleasedError(CheckpointError):
     """A load failed after the old state had been released for it: the optimizer has no state."""
 

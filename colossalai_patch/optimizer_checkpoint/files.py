@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError, ReplacedError
 
 
 def check_name(name: str, folder: Path) -> Path:
@@ -77,11 +77,11 @@ class MappedFile:
         """Make sure that the file has not been replaced, for what else was read by its path.
 
         Raises:
-            CheckpointError: if it has.
+            ReplacedError: if it has.
             OSError: if the file is gone.
         """
         if not os.path.samestat(self.stat, self.path.stat()):
-            raise CheckpointError(f"{self.path} was replaced while it was read. Load the checkpoint again.")
+            raise ReplacedError(f"{self.path} was replaced while it was read. Load the checkpoint again.")
 
 
 def map_file(path: Path) -> MappedFile:

@@ -133,6 +133,17 @@ def find_index(checkpoint: str | Path, prefix: str | None = None) -> Path | None
     )
 
 
+def named_by_index(path: Path) -> list[Path]:
+    """The files that the index of any checkpoint, a model's too, names for its weights; of another file, none."""
+    if not _is_index_name(path.name):
+        return []
+    try:
+        names = set(_object(_read_json(path), "weight_map", path).values())
+    except (CheckpointError, OSError, TypeError):
+        return []  # whoever reads it says why
+    return sorted(path.parent / name for name in names if isinstance(name, str))
+
+
 def size_of_states(checkpoint: str | Path) -> int:
     """The bytes of the files that hold the states of a checkpoint, given its index or its only file.
 

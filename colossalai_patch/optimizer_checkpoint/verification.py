@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from colossalai_patch.optimizer_checkpoint.as_saved import check_as_saved
+from colossalai_patch.optimizer_checkpoint.consistent import read_whole
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, MissingFileError, NotACheckpointError
 from colossalai_patch.optimizer_checkpoint.files import check_complete, check_file
 from colossalai_patch.optimizer_checkpoint.index import Index, find_index, read_index
@@ -89,11 +90,37 @@ def verify_files(checkpoint: str | Path, prefix: str | None, progress: Progress)
         NotACheckpointError: if it is something else.
         CheckpointError: if the directory holds several checkpoints.
     """
-    return _verify(checkpoint, prefix, progress, lambda param_id, state: None)
+    verify = partial(_verify, checkpoint, prefix, progress, lambda param_id, state: None)
+    return _of_one_save(verify, checkpoint)
 
 
 def verify_values(checkpoint: str | Path, prefix: str | None, progress: Progress) -> Verification:
     """As ``verify_files``; besides, every number of the states is looked at, and those not finite are counted."""
+    return _of_one_save(partial(_verify_values, checkpoint, prefix, progress), checkpoint)
+
+
+class _NotSoundError(Exception):
+    """Has a checkpoint read again if it was replaced meanwhile, which may be all that is wrong with it."""
+
+    def __init__(self, found: Verification) -> None:
+        super().__init__(*found.problems)
+        self.found = found
+
+
+def _of_one_save(verify: Callable[[], Verification], checkpoint: str | Path) -> Verification:
+    def sound() -> Verification:
+        found = verify()
+        if found.problems:
+            raise _NotSoundError(found)
+        return found
+
+    try:
+        return read_whole(sound, checkpoint)
+    except _NotSoundError as error:
+        return error.found
+
+
+def _verify_values(checkpoint: str | Path, prefix: str | None, progress: Progress) -> Verification:
     not_finite: dict[str, NotFinite] = defaultdict(NotFinite)
 
     def count(param_id: ParamId, state: State) -> None:

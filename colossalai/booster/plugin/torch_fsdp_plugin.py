@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from itertools import count
 
 from torch.distributed.fsdp._common_utils import _get_param_to_fqns
@@ -26,6 +27,10 @@ class TorchFSDPCheckpointIO(release.TorchFSDPCheckpointIO):
 
     def _model_ranks(self, shard):
         return all_wait(writes=self.coordinator.is_master())
+
+    def _all_of_one_save(self, found):
+        """A model is loaded by all ranks together once each has read it: none can begin again alone after that."""
+        return nullcontext()
 
 
 def _load(optimizer, saved_groups, states, path):

@@ -48,7 +48,7 @@ def _errors(check, ranks, folder):
 def _error_of(report, code):
     if report.exists():
         return json.loads(report.read_text())
-    return f"ended with {code} or hung: {report.with_suffix('.log').read_text()[-4000:]}"
+    return f"hung or ended with {code}: {report.with_suffix('.log').read_text()[-4000:]}"
 
 
 def _work(check, ranks, port, folder, rank):
@@ -63,7 +63,9 @@ def _work(check, ranks, port, folder, rank):
         check(folder / "work")
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
-    (folder / str(rank)).write_text(json.dumps(error))
+    unfinished = folder / f"{rank}.tmp"  # a rank may be ended for hanging while it writes
+    unfinished.write_text(json.dumps(error))
+    unfinished.rename(folder / str(rank))
     if ranks > 1 and error is None:
         dist.barrier()
     os._exit(0)  # plugins destroy their process groups when they are collected, in an order of their own

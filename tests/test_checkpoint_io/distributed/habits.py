@@ -9,8 +9,8 @@ from comparison import assert_same
 from forked_ranks import main
 from scripts import (
     KINDS,
-    assert_holds,
     ask_to_save,
+    assert_holds,
     boosted,
     content,
     files_below,

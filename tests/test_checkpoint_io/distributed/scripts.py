@@ -12,6 +12,9 @@ from topologies import boosted, llama
 
 MEGABYTES_OF_A_SHARD = 0.02
 KINDS = ("the model in shards", "the model in one file", "the optimizer in shards", "the optimizer in one file")
+MODEL, MODEL_FILE, OPTIMIZER, OPTIMIZER_FILE = KINDS
+SHARDED = (MODEL, OPTIMIZER)
+FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 
 def trained(topology="ddp", steps=2):
@@ -50,13 +53,38 @@ def load(run, kind, path):
 
 def content(run, kind):
     """What a checkpoint of ``kind`` has to hold; with ZeRO, of the optimizer, a collective."""
-    source = run.model.unwrap() if kind.split()[1] == "model" else run.optimizer
+    source = _unwrapped(run.model) if kind.split()[1] == "model" else run.optimizer
     return in_order(copy.deepcopy(dict(source.state_dict())))
 
 
 def held(run):
     """What this rank has in its model and its optimizer."""
     return in_order(copy.deepcopy(dict(run.model.unwrap().state_dict()))), in_order(run.snapshot())
+
+
+def _unwrapped(model):
+    return model.unwrap() if hasattr(model, "unwrap") else model
+
+
+def assert_loads_of(run, kind, path, expected):
+    load(run, kind, path)
+    assert_same(content(run, kind), expected)
+
+
+def save_in_the_background(run, folder, kinds=SHARDED):
+    return {kind: save(run, kind, folder, use_async=True) for kind in kinds}
+
+
+def contents(run, kinds=SHARDED):
+    return {kind: content(run, kind) for kind in kinds}
+
+
+def assert_restores_all(run, paths, expected):
+    """Loading everything gives what was there at the time of the save."""
+    for kind, path in paths.items():
+        load(run, kind, path)
+    for kind in paths:
+        assert_same(content(run, kind), expected[kind])
 
 
 def content_of_files(kind, path, dtype=torch.float32):
@@ -78,6 +106,23 @@ def assert_holds(path, kind, expected):
 
 def _dtype(expected):
     return next((value.dtype for value in expected.values() if isinstance(value, torch.Tensor)), torch.float32)
+
+
+def methods_of(kind):
+    """The methods of a CheckpointIO that a save and a load of this kind go through."""
+    what, form = kind.split()[1], "sharded" if kind.endswith("shards") else "unsharded"
+    return [f"{verb}_{name}" for verb in ("save", "load") for name in (what, f"{form}_{what}")]
+
+
+def overriding(checkpoint_io_class, method):
+    """A class as scripts derive them: it notes the call in ``calls``, and leaves the work to the class above it."""
+
+    def noting(self, *arguments, **options):
+        Own.calls.append(method)
+        return getattr(super(Own, self), method)(*arguments, **options)
+
+    Own = type("Own", (checkpoint_io_class,), {method: noting, "calls": []})
+    return Own
 
 
 def on_rank(rank):

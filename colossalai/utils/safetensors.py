@@ -1,6 +1,6 @@
 from colossalai_patch.optimizer_checkpoint import background, unpickle_plain
-from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.optimizer_checkpoint.safetensors_metadata import described
+from colossalai_patch.optimizer_checkpoint.save import save_of
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())

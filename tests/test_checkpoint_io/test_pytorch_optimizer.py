@@ -14,7 +14,8 @@ from comparison import assert_same
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 
 WAYS = {"sharded": (True, False), "one file": (False, False), "safetensors": (True, True)}
-OPTIMIZERS = pytorch_optimizer.get_supported_optimizers()
+WITH_A_DEQUE = {"adashift"}  # of which torch's weights_only refuses the items, also where the class is allowed
+OPTIMIZERS = [name for name in pytorch_optimizer.get_supported_optimizers() if name not in WITH_A_DEQUE]
 
 
 def stepped(name, seed):

@@ -21,6 +21,7 @@ from colossalai.checkpoint_io import GeneralCheckpointIO
 from forked import exit_code, start
 from numbered_states import MEGABYTES_OF_A_SHARD, SHAPES, make_optimizer, set_number
 
+SECONDS_TO_BEGIN = 60
 FORMAT = "COLOSSALAI_PATCH_SAVE_FORMAT"
 
 
@@ -123,7 +124,8 @@ def load_beside_a_saver(way, loads, parent):
     loader.save(place, 0)
     saver = start(save_again_and_again, way, place)
     try:
-        while load_once(loader.load, place) == ("whole", 0):
+        give_up = time.monotonic() + SECONDS_TO_BEGIN
+        while load_once(loader.load, place) == ("whole", 0) and time.monotonic() < give_up:
             pass  # the saver does not save yet
         found = [load_once(loader.load, place) for _ in range(loads)]
     finally:
@@ -132,6 +134,8 @@ def load_beside_a_saver(way, loads, parent):
     if ended_by != -signal.SIGKILL:
         raise RuntimeError(f"the saver ended by itself, with {ended_by}")
     numbers = {number for _, number in found if number is not None}
+    if numbers == {0}:
+        raise RuntimeError("the saver has saved nothing")
     return Counter(outcome for outcome, _ in found), len(numbers)
 
 

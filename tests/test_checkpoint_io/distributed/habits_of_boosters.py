@@ -146,7 +146,7 @@ def a_class_of_the_script_overrides_one_method(topology, kind, folder):
     for method in methods_of(kind):
         own = overriding(checkpoint_io_class, method)
         run.booster.checkpoint_io = own(*arguments)
-        path = save(run, kind, folder)
+        path = save(run, kind, folder / method)
         dist.barrier()
         expected = content(run, kind)
         run.train(1, seed=2)

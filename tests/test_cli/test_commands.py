@@ -335,6 +335,7 @@ PROGRESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", PROGRESS)
 def test_progress_is_shown_on_a_terminal(run, command):
     arguments, stage = PROGRESS[command]
@@ -360,6 +361,7 @@ def test_the_shell_completes_commands(run):
     assert result.output == "plain,verify\n"
 
 
+@pytest.mark.slow
 def test_help_imports_neither_torch_nor_colossalai():
     code = (
         "import sys; from colossalai_patch.cli import main; main(['--help'], standalone_mode=False); "

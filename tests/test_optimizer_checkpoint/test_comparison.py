@@ -208,6 +208,7 @@ def test_progress_goes_through_the_bytes_of_both(tmp_path):
     assert progress.stages == [["comparing", sum(source.bytes_of_states for source in sources), 2 * 4 * 4 * 10**5]]
 
 
+@pytest.mark.slow
 MEASURE = """
 import resource, sys
 from colossalai_patch.optimizer_checkpoint.comparison import compare

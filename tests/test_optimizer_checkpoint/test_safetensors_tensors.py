@@ -88,6 +88,7 @@ def test_a_plain_value_that_names_no_tensor_is_refused(tmp_path, name):
         map_safetensors_states(map_file(path))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path):
     path, later = tmp_path / "file.safetensors", tmp_path / "later.safetensors"
     for target in (path, later):

@@ -113,6 +113,7 @@ def aligned(name, offset):
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [".data/serialization_id", ".format_version", ".storage_alignment", "byteorder", "version"]
 )

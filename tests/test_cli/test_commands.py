@@ -335,8 +335,8 @@ PROGRESS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", PROGRESS)
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(run, command):
     arguments, stage = PROGRESS[command]
     controller, terminal = pty.openpty()
@@ -361,7 +361,6 @@ def test_the_shell_completes_commands(run):
     assert result.output == "plain,verify\n"
 
 
-@pytest.mark.slow
 def test_help_imports_neither_torch_nor_colossalai():
     code = (
         "import sys; from colossalai_patch.cli import main; main(['--help'], standalone_mode=False); "
@@ -371,6 +370,7 @@ def test_help_imports_neither_torch_nor_colossalai():
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_inspecting_does_not_import_colossalai(run):
     code = (
         "import sys; from colossalai_patch.cli import main; main(['inspect', 'checkpoint'], standalone_mode=False); "

@@ -208,7 +208,6 @@ def test_progress_goes_through_the_bytes_of_both(tmp_path):
     assert progress.stages == [["comparing", sum(source.bytes_of_states for source in sources), 2 * 4 * 4 * 10**5]]
 
 
-@pytest.mark.slow
 MEASURE = """
 import resource, sys
 from colossalai_patch.optimizer_checkpoint.comparison import compare
@@ -220,6 +219,7 @@ print(equal, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_memory_of_shards_and_not_of_the_checkpoints(tmp_path):
     states = {number: {"exp_avg": torch.full((2**20,), float(number))} for number in range(64)}
     folders = [write_sharded({"state": states, "param_groups": []}, tmp_path / name) for name in ("first", "second")]

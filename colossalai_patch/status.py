@@ -1,16 +1,14 @@
 """What the patch does in this environment: which modules of ColossalAI it changes, and why not where it does not."""
 
-import contextlib
 import importlib
 import platform
-import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
 from colossalai_patch import overlay, settings
+from colossalai_patch.silence import silence
 
 ACTIVE, OFF, UNTESTED, FAILED = "active", "off", "untested release", "failed"
 
@@ -44,13 +42,14 @@ class Status:
 def find_status() -> Status:
     """Import every module that the overlay changes, which takes seconds, and report what became of it.
 
+    What libraries write meanwhile, to stdout or stderr and by whatever means, is not shown.
+
     Raises:
         SettingError: as ``settings.check_all``.
     """
     settings.check_all()
     wanted = settings.patch_wanted()
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ColossalAI's of what is not installed; those of the patch are the reasons
+    with silence():  # libraries tell of what is not installed; what the patch warns about is in the reasons
         modules = [_module_status(name, wanted) for name in overlay.overlaid_modules()]
     return Status(modules, dict(_versions()))
 
@@ -60,7 +59,7 @@ def _module_status(name: str, wanted: bool) -> ModuleStatus:
         return ModuleStatus(name, OFF, "COLOSSALAI_PATCH=off")
     try:
         importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library may end the process
         return ModuleStatus(name, FAILED, f"importing it fails without the patch too: {type(error).__name__}: {error}")
     outcome = overlay.install().outcomes.get(name, "it was imported before colossalai_patch")
     if outcome != overlay.ACTIVE:

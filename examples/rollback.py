@@ -13,11 +13,11 @@ Stock ColossalAI 0.5.0 cannot load a sharded optimizer with state on a machine w
 device, and on a CPU that raises. So the stock process, and no other, gets a CPU accelerator whose ``synchronize`` does
 nothing. Nothing else of ColossalAI is changed, and what the load leaves in the optimizer does not depend on the device.
 
-Prints one table and draws docs/rollback.png. The exit code is 0 when patched equals native exactly and stock does not,
-and 1 otherwise.
+Prints one table and draws the loss curves, into benchmarks/results/rollback.png unless another file is given. The exit
+code is 0 when patched equals native exactly and stock does not, and 1 otherwise.
 
 Example:
-    python examples/rollback.py
+    python examples/rollback.py curves.png
 """
 
 import os
@@ -36,7 +36,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "rollback.png"
+PICTURE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "rollback.png"
 
 HEAD = {"steps": 300, "rate": 0.1, "seed": 1}
 ATTEMPT = {"steps": 50, "rate": 0.3, "seed": 2}
@@ -255,7 +255,7 @@ def make_table(runs):
     return table
 
 
-def draw(runs):
+def draw(runs, picture):
     head, attempt = runs["native"]["before"].values()
     losses = {way: run["losses"] for way, run in runs.items()}
     figure = Figure(figsize=(9, 4.8), layout="constrained")
@@ -272,22 +272,22 @@ def draw(runs):
     axes.set_title("Stock ColossalAI keeps the momentum of the attempt that was given up")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=160)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=160)
 
 
-def main():
+def main(picture=PICTURE):
     console = Console()
     with console.status("Training three times, each in a process of its own"), ThreadPoolExecutor() as pool:
         runs = dict(zip(LOADERS, pool.map(start_process, LOADERS), strict=True))
     console.print(make_table(runs))
-    draw(runs)
-    console.print(f"The loss curves are in {PICTURE}", soft_wrap=True)
+    draw(runs, picture)
+    console.print(f"The loss curves are in {picture}", soft_wrap=True)
     sys.exit("\n".join(find_failures(runs)) or 0)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        main()
-    else:
+    if len(sys.argv) == 3:
         record(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main(*map(Path, sys.argv[1:]))

@@ -336,6 +336,7 @@ PROGRESS = {
 
 
 @pytest.mark.parametrize("command", PROGRESS)
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(run, command):
     arguments, stage = PROGRESS[command]
     controller, terminal = pty.openpty()
@@ -369,6 +370,7 @@ def test_help_imports_neither_torch_nor_colossalai():
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_inspecting_does_not_import_colossalai(run):
     code = (
         "import sys; from colossalai_patch.cli import main; main(['inspect', 'checkpoint'], standalone_mode=False); "

@@ -1,6 +1,7 @@
 """``colossalai-patch status`` says what is active, and exits with 0 only when all is."""
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -96,6 +97,39 @@ def test_the_module_runs_as_the_command():
     assert "Say which modules of ColossalAI are patched" in result.stdout
 
 
-def test_what_colossalai_warns_about_is_not_shown():
-    result = subprocess.run([sys.executable, "-m", "colossalai_patch", "status"], capture_output=True, text=True)
+NOISY = """
+import logging, os, sys, warnings
+warnings.warn("unwanted"), logging.error("unwanted"), print("unwanted")
+os.write(1, b"unwanted"), os.write(2, b"unwanted")
+"""
+
+
+def test_what_libraries_tell_while_they_are_imported_is_not_shown(tmp_path):
+    """Through ``tensornvme``, which ColossalAI tries to import and does without."""
+    (tmp_path / "tensornvme.py").write_text(f"{NOISY}\nraise ImportError('not here')")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = subprocess.run(
+        [sys.executable, "-m", "colossalai_patch", "status", "--json"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["all_active"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise OSError('no device')", "OSError: no device"),
+        ("import sys; sys.exit('no device')", "SystemExit: no device"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_failed_with_its_reason(tmp_path, monkeypatch, capfd, code, reason):
+    (tmp_path / "broken_module.py").write_text(f"{NOISY}\n{code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(overlay, "overlaid_modules", lambda: ["broken_module"])
+    (module,) = status.find_status().modules
+    assert (module.state, module.reason.endswith(reason)) == (status.FAILED, True)
+    assert capfd.readouterr() == ("", "")

@@ -219,6 +219,7 @@ print(equal, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_memory_of_shards_and_not_of_the_checkpoints(tmp_path):
     states = {number: {"exp_avg": torch.full((2**20,), float(number))} for number in range(64)}
     folders = [write_sharded({"state": states, "param_groups": []}, tmp_path / name) for name in ("first", "second")]

@@ -206,6 +206,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("file_format", ["bin", "safetensors"])
+@pytest.mark.slow
 def test_a_conversion_takes_the_memory_of_shards_and_not_of_the_checkpoint(tmp_path, file_format):
     states = {number: {"exp_avg": torch.full((2**20,), float(number))} for number in range(64)}
     folder = write_sharded({"state": states, "param_groups": [{"params": list(states)}]}, tmp_path / "source")

@@ -98,6 +98,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path):
         map_safetensors_states(file)
 
 
+@pytest.mark.slow
 def test_with_any_bit_flipped_a_file_loads_as_the_library_reads_it_or_is_refused(tmp_path):
     path = tmp_path / "file.safetensors"
     save_file({"state.0.step": torch.tensor(1.0), "state.1.exp_avg": torch.ones(2, dtype=torch.bfloat16)}, path)

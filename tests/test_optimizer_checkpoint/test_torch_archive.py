@@ -129,6 +129,7 @@ def test_with_any_record_beside_the_content_a_file_loads_if_it_does_natively(tmp
         assert_same(mapped(path), expected)
 
 
+@pytest.mark.slow
 def test_with_any_bit_flipped_a_file_loads_as_natively_or_is_refused(tmp_path):
     path = save([torch.arange(3.0), torch.arange(3, dtype=torch.int32), (1, 2.5, None, True)], tmp_path)
     assert read_otherwise(path, mapped, lambda path: torch.load(path, map_location="cpu", weights_only=True)) == []

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.collector import paused_collector
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, StateReleasedError
+from colossalai_patch.optimizer_checkpoint.out_of_memory import add_sizes, is_out_of_memory
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
 from colossalai_patch.optimizer_checkpoint.progress_bar import progress_bar
@@ -85,16 +85,13 @@ def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint
 
     Raises:
         CheckpointError: if an optimizer without hooks and without a ``load_state_dict`` of its own cannot take them.
-        torch.cuda.OutOfMemoryError: if a device has no room for them.
         Exception: whatever else ``optimizer.load_state_dict`` raises.
     """
     try:
         with unchanged_on_failure(optimizer):
             optimizer.load_state_dict(state_dict)
-    except torch.cuda.OutOfMemoryError:
-        raise
     except OF_A_WRONG_STATE as error:
-        if not _uses_native(optimizer) or _post_hooks(optimizer):
+        if is_out_of_memory(error) or not _uses_native(optimizer) or _post_hooks(optimizer):
             raise
         name, reason = type(optimizer).__name__, f"{type(error).__name__}: {error}"
         raise CheckpointError(

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile
+from colossalai_patch.optimizer_checkpoint.out_of_memory import is_out_of_memory
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 from colossalai_patch.optimizer_checkpoint.safetensors_tensors import MappedTensors
@@ -69,6 +70,8 @@ def _entries(file: MappedFile) -> Iterator[tuple[str, Any]]:
     except CheckpointError:
         raise
     except OF_A_DAMAGED_FILE as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
             f"{file.path} is damaged, or not to be trusted: {error}. Use another checkpoint."
         ) from error

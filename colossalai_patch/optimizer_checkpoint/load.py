@@ -121,9 +121,7 @@ def _may_give_up_state(optimizer: Optimizer) -> bool:
     return settings.release_old_state() is None and _uses_native(optimizer) and bool(optimizer.state)
 
 
-def _rehearse(
-    rehearsal: Optimizer, param_groups: ParamGroups, states: StreamedStates, checkpoint: str | Path
-) -> None:
+def _rehearse(rehearsal: Optimizer, param_groups: ParamGroups, states: StreamedStates, checkpoint: str | Path) -> None:
     """Have a stand-in load the outlines, without the warnings, which the load itself gives."""
     outlines = Outlines(states)
     with warnings.catch_warnings():

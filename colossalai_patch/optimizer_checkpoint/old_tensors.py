@@ -72,7 +72,7 @@ def _unseen(states: dict[Any, Any], param: torch.Tensor) -> Named:
 
 
 def _can_be_written(state: dict[Any, Any], name: Any) -> bool:
-    """Whether a tensor is one block of ordinary memory of its own, and only its state refers to it. If in doubt, not."""
+    """Whether a tensor is one block of ordinary memory, and only its state refers to it; in doubt it is not."""
     if type(state[name]) is not torch.Tensor or not _is_held_here_alone(state, name):
         return False
     tensor = state[name]

@@ -52,9 +52,7 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
     state_dict, are_views, file = _mapped(Path(path))
     take = without_needless_copy(take, are_views)
     verify = partial(check_as_saved, file.path, None, mapped=file)
-    states = StreamedStates(
-        [lambda: MappedShard(state_dict["state"], take, verify=verify)], Path(path).stat().st_size
-    )
+    states = StreamedStates([lambda: MappedShard(state_dict["state"], take, verify=verify)], Path(path).stat().st_size)
     return copied_value(state_dict["param_groups"]), states
 
 

@@ -134,7 +134,7 @@ def _load(
 ) -> None:
     if _uses_native(optimizer):
         groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
-        state_dict = {"state": states, "param_groups": groups}
+        state_dict: dict[str, Any] = {"state": states, "param_groups": groups}
     else:
         state_dict = {"state": dict(states.items()), "param_groups": param_groups}
     load_state_dict(optimizer, state_dict, checkpoint)

@@ -107,7 +107,8 @@ def _references(container: dict[Any, Any], key: Any) -> int:
 
 def _uses(tensor: torch.Tensor) -> tuple[int, int, int]:
     storage = tensor.untyped_storage()
-    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+    uses: int = tensor._use_count()  # type: ignore[attr-defined]
+    return uses, torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
 _REFERENCES_OF_A_CONTAINER = _references({"": object()}, "")

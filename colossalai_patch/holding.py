@@ -1,7 +1,8 @@
 """Loading the optimizer of a rank that holds a part of the parameters, or parts of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -11,6 +12,7 @@ from colossalai_patch.optimizer_checkpoint import (
     ParamGroups,
     ParamId,
     State,
+    StreamedStates,
     load_streamed,
     open_checkpoint,
     open_optimizer_file,
@@ -38,6 +40,11 @@ class Holding:
         """
         check_groups(saved, self.group_ids)
         return [group | {"params": [key for key in group["params"] if key in self.parts]} for group in saved]
+
+    def keeps_of(self, states: StreamedStates) -> StreamedStates:
+        """Have states say which share of them this rank keeps."""
+        complete = sum(prod(part.complete) for part in self.parts.values())
+        return replace(states, kept=sum(part.size for part in self.parts.values()) / max(1, complete))
 
     def take(self, param_id: ParamId, state: State) -> State | None:
         """What to keep of a state, copied; None if it is none of this rank's parameters."""
@@ -79,7 +86,7 @@ def load_held_checkpoint(
     checkpoint = open_checkpoint(index_file)
     groups = holding.groups(checkpoint.param_groups)
     states = checkpoint.states(low_cpu_mem_mode, num_threads, holding.take)
-    load_streamed(optimizer, groups, states, index_file)
+    load_streamed(optimizer, groups, holding.keeps_of(states), index_file)
 
 
 def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> None:
@@ -90,7 +97,7 @@ def load_held_file(optimizer: Optimizer, holding: Holding, path: str | Path) -> 
         OSError: if the file cannot be read.
     """
     param_groups, states = open_optimizer_file(path, holding.take)
-    load_streamed(optimizer, holding.groups(param_groups), states, path)
+    load_streamed(optimizer, holding.groups(param_groups), holding.keeps_of(states), path)
 
 
 def _ids(ids: Sequence[ParamId]) -> str:

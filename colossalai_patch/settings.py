@@ -2,12 +2,12 @@
 
 import os
 
-_CHOICES = {  # of each, and what they mean; the first one is the default
+_CHOICES: dict[str, dict[str, bool | None]] = {  # of each, and what they mean; the first one is the default
     "COLOSSALAI_PATCH": {"on": True, "off": False},
     "COLOSSALAI_PATCH_SAVE_FORMAT": {"bin": False, "safetensors": True},
     "COLOSSALAI_PATCH_TRUST_PICKLE": {"0": False, "1": True},
     "COLOSSALAI_PATCH_PROGRESS": {"1": True, "0": False},
-    "COLOSSALAI_PATCH_RELEASE_OLD_STATE": {"0": False, "1": True},
+    "COLOSSALAI_PATCH_RELEASE_OLD_STATE": {"auto": None, "1": True, "0": False},
 }
 
 
@@ -51,13 +51,15 @@ def progress_wanted() -> bool:
     return _chosen("COLOSSALAI_PATCH_PROGRESS")
 
 
-def release_old_state() -> bool:
-    """Whether ``COLOSSALAI_PATCH_RELEASE_OLD_STATE`` has a load drop the old state first: ``0`` (the default) or ``1``.
+def release_old_state() -> bool | None:
+    """Whether ``COLOSSALAI_PATCH_RELEASE_OLD_STATE`` has a load give up the old state: ``1`` always, ``0`` never.
+
+    None stands for ``auto`` (the default): where memory has no room for two.
 
     Raises:
         SettingError: for any other value.
     """
-    return _chosen("COLOSSALAI_PATCH_RELEASE_OLD_STATE")
+    return _choice("COLOSSALAI_PATCH_RELEASE_OLD_STATE")
 
 
 def check_all() -> None:
@@ -67,13 +69,17 @@ def check_all() -> None:
         SettingError: for the first one that has a value that it cannot have, or a name that there is not.
     """
     for name in _CHOICES:
-        _chosen(name)
+        _choice(name)
     for name in sorted(os.environ):
         if name.startswith("COLOSSALAI_PATCH_") and name not in _CHOICES:
             raise SettingError(f"{name} is no setting and has no effect: there are {', '.join(_CHOICES)}")
 
 
 def _chosen(name: str) -> bool:
+    return bool(_choice(name))
+
+
+def _choice(name: str) -> bool | None:
     choices = _CHOICES[name]
     default = next(iter(choices))
     value = os.environ.get(name, default)

@@ -32,6 +32,11 @@ class Part:
     start: Shape
     span: tuple[int, int] | None = None
 
+    @property
+    def size(self) -> int:
+        """How many elements the rank keeps."""
+        return prod(self.box) if self.span is None else self.span[1] - self.span[0]
+
     def chunk(self, rank: int, size: int) -> "Part":
         """The part that ZeRO gives to ``rank`` of ``size``: equal chunks of the flattened box, zeros at the end."""
         length = -(-prod(self.box) // size)

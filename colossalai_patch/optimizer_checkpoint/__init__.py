@@ -16,7 +16,6 @@ from colossalai_patch.optimizer_checkpoint.load import (
     load_optimizer_checkpoint,
     load_state_dict,
     load_streamed,
-    unchanged_on_failure,
 )
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, read_param_groups, save_param_groups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId
@@ -25,6 +24,7 @@ from colossalai_patch.optimizer_checkpoint.shard import State, copy_state, read_
 from colossalai_patch.optimizer_checkpoint.single_file import load_optimizer_file, open_optimizer_file
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
 from colossalai_patch.optimizer_checkpoint.torch_file import load_torch_file
+from colossalai_patch.optimizer_checkpoint.unchanged import unchanged_on_failure
 
 __all__ = [
     "CheckpointError",

@@ -6,19 +6,25 @@ from pathlib import Path
 
 from colossalai_patch.optimizer_checkpoint.checksum import BYTES_AT_ONCE, check_checksum
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
-from colossalai_patch.optimizer_checkpoint.files import map_file
+from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.progress import UNSEEN
 from colossalai_patch.optimizer_checkpoint.torch_archive import map_archive
 from colossalai_patch.optimizer_checkpoint.torch_file import is_zip
 
 
-def check_as_saved(path: Path, recorded: str | None, advance: Callable[[int], object] = UNSEEN.advance) -> bool:
+def check_as_saved(
+    path: Path,
+    recorded: str | None,
+    advance: Callable[[int], object] = UNSEEN.advance,
+    mapped: MappedFile | None = None,
+) -> bool:
     """Make sure that a file is as it was saved: by the checksum in the index, or else by those that torch writes.
 
     Args:
         path: the file.
         recorded: its checksum by the index, if that has one.
         advance: is told of every number of bytes that were compared.
+        mapped: the file, if it is mapped already.
 
     Returns:
         Whether there is a checksum of all that the file holds.
@@ -30,12 +36,12 @@ def check_as_saved(path: Path, recorded: str | None, advance: Callable[[int], ob
     if recorded is not None:
         check_checksum(path, recorded, advance)
         return True
-    return is_zip(path) and _check_records(path, advance)
+    return is_zip(path) and _check_records(path, advance, mapped or map_file(path))
 
 
-def _check_records(path: Path, advance: Callable[[int], object]) -> bool:
+def _check_records(path: Path, advance: Callable[[int], object], mapped: MappedFile) -> bool:
     """Compare each record with its CRC-32, which is zero where torch was told not to compute any, or to skip data."""
-    archive = map_archive(map_file(path))
+    archive = map_archive(mapped)
     with_content = {name: record.crc for name, record in archive.records.items() if record.size}
     compared = {name: recorded for name, recorded in with_content.items() if recorded}
     for name, recorded in compared.items():

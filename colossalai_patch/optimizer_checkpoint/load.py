@@ -1,24 +1,29 @@
 """Loading an optimizer checkpoint: native does the work, this feeds it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import gc
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.checkpoint import open_checkpoint
 from colossalai_patch.optimizer_checkpoint.collector import paused_collector
-from colossalai_patch.optimizer_checkpoint.errors import CheckpointError, StateReleasedError
+from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
+from colossalai_patch.optimizer_checkpoint.in_place import Outlines, give_up_state, rehearsal_of
+from colossalai_patch.optimizer_checkpoint.out_of_memory import add_sizes, is_out_of_memory
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamIds
 from colossalai_patch.optimizer_checkpoint.progress_bar import progress_bar
+from colossalai_patch.optimizer_checkpoint.room import MEGABYTE, shortage, size_of
 from colossalai_patch.optimizer_checkpoint.shapes import warn_of_foreign_shapes
 from colossalai_patch.optimizer_checkpoint.shard import copy_state, copy_state_to_pinned_memory
 from colossalai_patch.optimizer_checkpoint.states import StreamedStates
+from colossalai_patch.optimizer_checkpoint.unchanged import unchanged_on_failure
+
+RELEASE_OLD_STATE = "COLOSSALAI_PATCH_RELEASE_OLD_STATE"
 
 # What native and the optimizers of torch raise when a state is not theirs.
 OF_A_WRONG_STATE = (AttributeError, LookupError, TypeError, RuntimeError, ArithmeticError)
@@ -30,7 +35,8 @@ def load_optimizer_checkpoint(
     """Load a checkpoint, given its index, as ``optimizer.load_state_dict`` would load the same state in one piece.
 
     The parameter groups and the whole state are replaced, at the very end; when anything fails before, the optimizer
-    is as it was. State tensors with the shape of another parameter are loaded, as natively, with one warning.
+    is as it was. Where memory has no room for two states, the checkpoint is verified, and then replaces the old state
+    while it is read. State tensors with the shape of another parameter are loaded, as natively, with one warning.
 
     Args:
         optimizer: the optimizer.
@@ -65,17 +71,73 @@ def load_streamed(
     Raises:
         CheckpointError, OSError: as ``states.items()`` and ``load_state_dict``.
         ValueError: as native, if the groups differ from the optimizer's in number or size.
+        StateReleasedError: if the load failed after the old state had been given up; the optimizer has none.
+        MemoryError, OSError, RuntimeError: if there is no memory, as whatever found that out says it.
     """
     with paused_collector(), unchanged_on_failure(optimizer), progress_bar(states.size) as bar:
-        if settings.release_old_state() and optimizer.state:
-            _release_state(optimizer, param_groups)
         states = replace(states, advance=bar.update)
-        if _uses_native(optimizer):
-            groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
-            state_dict = {"state": states, "param_groups": groups}
-        else:
-            state_dict = {"state": dict(states.items()), "param_groups": param_groups}
-        load_state_dict(optimizer, state_dict, checkpoint)
+        because = _reason_to_give_up_state(optimizer, states)
+        if because is None:
+            because = _loaded_beside_the_old_state(optimizer, param_groups, states, checkpoint)
+            if because is None:
+                return
+            gc.collect()  # what the attempt has made
+            bar.reset()
+        rehearsal = rehearsal_of(optimizer)
+        _rehearse(rehearsal, param_groups, states, checkpoint)
+        states = give_up_state(optimizer, rehearsal.param_groups, param_groups, states, because)
+        _load(optimizer, param_groups, states, checkpoint)
+
+
+def _reason_to_give_up_state(optimizer: Optimizer, states: StreamedStates) -> str | None:
+    """Say why the old state is given up for the new one, if that is known before anything is read."""
+    wanted = settings.release_old_state()
+    if wanted and optimizer.state:
+        return f"as {RELEASE_OLD_STATE}=1 asks"
+    lacking = shortage(optimizer, states.size_kept) if _may_give_up_state(optimizer) else None
+    return lacking and f"since the new one takes {lacking}"
+
+
+def _loaded_beside_the_old_state(
+    optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates, checkpoint: str | Path
+) -> str | None:
+    """Load and return None; or say why there is no memory to, the optimizer being as it was."""
+    try:
+        _load(optimizer, param_groups, states, checkpoint)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        old, new = size_of(optimizer), states.size_kept
+        sizes = f"the state of {checkpoint} takes {new // MEGABYTE} MB beside the old one's {old // MEGABYTE} MB"
+        if _may_give_up_state(optimizer):
+            return f"since there was no memory ({str(error) or 'MemoryError'}): {sizes}"
+        add_sizes(error, sizes)
+        raise
+    return None
+
+
+def _may_give_up_state(optimizer: Optimizer) -> bool:
+    """Whether the old state may be given up unasked; an override or a hook may look at it during a load."""
+    return settings.release_old_state() is None and _uses_native(optimizer) and bool(optimizer.state)
+
+
+def _rehearse(rehearsal: Optimizer, param_groups: ParamGroups, states: StreamedStates, checkpoint: str | Path) -> None:
+    """Have a stand-in load the outlines, without the warnings, which the load itself gives."""
+    outlines = Outlines(states)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _load(rehearsal, param_groups, outlines, checkpoint)
+
+
+def _load(
+    optimizer: Optimizer, param_groups: ParamGroups, states: StreamedStates | Outlines, checkpoint: str | Path
+) -> None:
+    if _uses_native(optimizer):
+        groups = [group | {"params": ParamIds(group["params"])} for group in param_groups]
+        state_dict: dict[str, Any] = {"state": states, "param_groups": groups}
+    else:
+        state_dict = {"state": dict(states.items()), "param_groups": param_groups}
+    load_state_dict(optimizer, state_dict, checkpoint)
 
 
 def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint: str | Path) -> None:
@@ -85,55 +147,18 @@ def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any], checkpoint
 
     Raises:
         CheckpointError: if an optimizer without hooks and without a ``load_state_dict`` of its own cannot take them.
-        torch.cuda.OutOfMemoryError: if a device has no room for them.
         Exception: whatever else ``optimizer.load_state_dict`` raises.
     """
     try:
         with unchanged_on_failure(optimizer):
             optimizer.load_state_dict(state_dict)
-    except torch.cuda.OutOfMemoryError:
-        raise
     except OF_A_WRONG_STATE as error:
-        if not _uses_native(optimizer) or _post_hooks(optimizer):
+        if is_out_of_memory(error) or not _uses_native(optimizer) or _post_hooks(optimizer):
             raise
         name, reason = type(optimizer).__name__, f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"{name} cannot take the state of {checkpoint}: {reason}. Was it saved by another optimizer?"
         ) from error
-
-
-@contextmanager
-def unchanged_on_failure(optimizer: Optimizer) -> Iterator[None]:
-    """Put an optimizer's groups and state back if the body raises. A load makes new ones and leaves these alone.
-
-    Raises:
-        StateReleasedError: if the body raised after the state had been released.
-        BaseException: what else the body raised.
-    """
-    before, had_state = dict(vars(optimizer)), bool(optimizer.state)
-    try:
-        yield
-    except BaseException as error:
-        vars(optimizer).clear()
-        vars(optimizer).update(before)
-        released = had_state and not optimizer.state
-        if not released or isinstance(error, StateReleasedError) or not isinstance(error, Exception):
-            raise
-        raise StateReleasedError(
-            f"{error} The optimizer now has the checkpoint's parameter groups and no state: its old state was released "
-            "before, as COLOSSALAI_PATCH_RELEASE_OLD_STATE=1 asks. Load a sound checkpoint before training on."
-        ) from error
-
-
-def _release_state(optimizer: Optimizer, param_groups: ParamGroups) -> None:
-    """Have native take over the groups, which it validates, and drop the state, in place: others refer to both."""
-    state, groups = optimizer.state, optimizer.param_groups
-    optimizer.load_state_dict({"state": {}, "param_groups": param_groups})
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        group.clear()
-        group.update(loaded)
-    state.clear()
-    optimizer.state, optimizer.param_groups = state, groups
 
 
 def _goes_to_cuda(optimizer: Optimizer) -> bool:

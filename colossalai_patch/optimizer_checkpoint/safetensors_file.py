@@ -18,6 +18,7 @@ from colossalai_patch.optimizer_checkpoint import plain_values
 from colossalai_patch.optimizer_checkpoint.allowed_classes import ClassNotAllowedError, refusal_of_a_class
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile
+from colossalai_patch.optimizer_checkpoint.out_of_memory import is_out_of_memory
 from colossalai_patch.optimizer_checkpoint.param_ids import ParamId, as_param_id
 from colossalai_patch.optimizer_checkpoint.pickled_values import unpickle_plain
 from colossalai_patch.optimizer_checkpoint.safetensors_metadata import PLAIN_VALUES, STATES, key_of
@@ -70,6 +71,8 @@ def _read(file: MappedFile) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     except ClassNotAllowedError as error:
         raise CheckpointError(refusal_of_a_class(file.path, error.name)) from error
     except OF_A_DAMAGED_FILE as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
             f"{file.path} is damaged, or not to be trusted: {error}. Use another checkpoint."
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from colossalai_patch import settings
+from colossalai_patch.optimizer_checkpoint.as_saved import check_as_saved
 from colossalai_patch.optimizer_checkpoint.checksum import ChecksumOfMapping, check_checksum
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, check_bounds, copied_value, unheeded
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
@@ -66,11 +67,13 @@ class MappedShard:
             unless torch had to read it.
         take: takes what is wanted of a state.
         finish: makes sure of the file when all states are taken; before, they are not known to be what was saved.
+        verify: makes sure of the file at once, by whichever checksum there is.
     """
 
     states: dict[ParamId, State]
     take: Take
     finish: Callable[[], None] = unchecked
+    verify: Callable[[], object] = unchecked
 
     def batches(self) -> Iterator[Batch]:
         """Split the states, in order, into batches of ``BYTES_OF_A_BATCH`` or a little more; the last one finishes."""
@@ -93,8 +96,12 @@ class CopyState:
 
     def __call__(self, param_id: ParamId, state: State) -> State:
         """Copy a state."""
-        copied: State = copied_value(state, self.before_reading, self.empty_like)
+        copied: State = self.copied(state)
         return copied
+
+    def copied(self, value: Any) -> Any:
+        """Copy a state, or a value of it."""
+        return copied_value(value, self.before_reading, self.empty_like)
 
 
 def as_it_is(param_id: ParamId, state: State) -> State:
@@ -163,12 +170,13 @@ def map_shard(shard: Shard, take: Take = copy_state) -> MappedShard:
             check_checksum(shard.path, checksum)  # says more
         raise
     take = without_needless_copy(take, are_views)
+    verify = partial(check_as_saved, shard.path, shard.checksum, mapped=file)
     if checksum is None:
-        return MappedShard(states, take)
+        return MappedShard(states, take, verify=verify)
     checked = ChecksumOfMapping(file, checksum)
     if isinstance(take, CopyState):
         take = replace(take, before_reading=checked.go_on)
-    return MappedShard(states, take, checked.finish)
+    return MappedShard(states, take, checked.finish, verify)
 
 
 def take_states(states: dict[ParamId, State], take: Take = copy_state) -> dict[ParamId, State]:

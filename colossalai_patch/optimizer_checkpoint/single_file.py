@@ -1,14 +1,16 @@
 """An optimizer checkpoint in one file."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
+from colossalai_patch.optimizer_checkpoint.as_saved import check_as_saved
 from colossalai_patch.optimizer_checkpoint.collector import paused_collector
 from colossalai_patch.optimizer_checkpoint.content import check_bounds, copied_value
 from colossalai_patch.optimizer_checkpoint.errors import NotACheckpointError
-from colossalai_patch.optimizer_checkpoint.files import map_file
+from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
 from colossalai_patch.optimizer_checkpoint.load import load_streamed
 from colossalai_patch.optimizer_checkpoint.param_groups import ParamGroups, is_param_groups
 from colossalai_patch.optimizer_checkpoint.safetensors_file import map_safetensors_state_dict
@@ -47,9 +49,10 @@ def open_optimizer_file(path: str | Path, take: Take = copy_state) -> tuple[Para
         CheckpointError: if the file is damaged.
         OSError: if the file cannot be read.
     """
-    state_dict, are_views = _mapped(Path(path))
+    state_dict, are_views, file = _mapped(Path(path))
     take = without_needless_copy(take, are_views)
-    states = StreamedStates([lambda: MappedShard(state_dict["state"], take)], Path(path).stat().st_size)
+    verify = partial(check_as_saved, file.path, None, mapped=file)
+    states = StreamedStates([lambda: MappedShard(state_dict["state"], take, verify=verify)], Path(path).stat().st_size)
     return copied_value(state_dict["param_groups"]), states
 
 
@@ -64,8 +67,8 @@ def map_optimizer_file(path: Path) -> dict[str, Any]:
     return _mapped(path)[0]
 
 
-def _mapped(path: Path) -> tuple[dict[str, Any], bool]:
-    """The state dict, and whether its tensors are views."""
+def _mapped(path: Path) -> tuple[dict[str, Any], bool, MappedFile]:
+    """The state dict, whether its tensors are views, and the file."""
     is_safetensors = path.suffix == ".safetensors"
     if not is_safetensors and not _is_torch_file(path):
         raise NotACheckpointError(f"{path} is neither a file of torch.save nor one of safetensors.")
@@ -75,7 +78,7 @@ def _mapped(path: Path) -> tuple[dict[str, Any], bool]:
     if not _is_state_dict(state_dict):
         raise NotACheckpointError(f"{path} is no optimizer checkpoint: it does not hold 'state' and 'param_groups'.")
     check_bounds(path, state_dict)
-    return state_dict, are_views
+    return state_dict, are_views, file
 
 
 def _is_torch_file(path: Path) -> bool:

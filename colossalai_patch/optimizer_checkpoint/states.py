@@ -26,9 +26,10 @@ class StreamedStates:
     Attributes:
         shards: for each shard, in order, a function that maps it.
         size: the bytes of all shards.
-        shards_ahead: how many shards beyond the one in use may be in memory, at least 1.
+        shards_ahead: how many shards beyond the one in use may be in memory.
         threads: how many threads take large states; small ones are taken when they are asked for.
         advance: is told how many bytes of the shards were consumed.
+        kept: the share of the bytes that is kept, as far as is known.
     """
 
     shards: Sequence[Callable[[], MappedShard]]
@@ -36,6 +37,12 @@ class StreamedStates:
     shards_ahead: int = 1
     threads: int = FEWEST_THREADS
     advance: Callable[[int], object] = UNSEEN.advance
+    kept: float = 1.0
+
+    @property
+    def size_kept(self) -> int:
+        """How many bytes of state are kept, as far as is known."""
+        return int(self.size * self.kept)
 
     def items(self) -> Iterator[tuple[ParamId, State]]:
         """Yield each param id with its state, in the order of the shards.
@@ -66,7 +73,10 @@ class StreamedStates:
     def _begun(self, threads: ThreadPoolExecutor, batch: Batch) -> Callable[[], States]:
         if batch.size < FEWEST_BYTES_FOR_A_THREAD * max(batch.params, 1):
             return batch.taken
-        return threads.submit(batch.taken).result
+        try:
+            return threads.submit(batch.taken).result
+        except RuntimeError:  # there is no memory for the stack of a thread
+            return batch.taken
 
 
 def _taken(batch: tuple[int, Callable[[], States]]) -> tuple[int, States]:

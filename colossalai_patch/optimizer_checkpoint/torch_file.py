@@ -12,6 +12,7 @@ from colossalai_patch import settings
 from colossalai_patch.optimizer_checkpoint.allowed_classes import refusal_of_a_class
 from colossalai_patch.optimizer_checkpoint.errors import CheckpointError
 from colossalai_patch.optimizer_checkpoint.files import MappedFile, map_file
+from colossalai_patch.optimizer_checkpoint.out_of_memory import is_out_of_memory
 from colossalai_patch.optimizer_checkpoint.torch_archive import SIGNATURE, Archive, map_archive, unpickle_archive
 
 _CLASS_NOT_ADMITTED = re.compile(r"GLOBAL ([\w.]+)")
@@ -43,8 +44,9 @@ def map_torch_file(file: MappedFile) -> tuple[Any, bool]:
             return unpickle_archive(archive), True
         except CheckpointError:
             raise
-        except Exception:  # torch knows more types, and says what is wrong
-            pass
+        except Exception as error:  # torch knows more types, and says what is wrong
+            if is_out_of_memory(error):
+                raise
     return _load(file), False
 
 
@@ -74,6 +76,8 @@ def _load(file: MappedFile) -> Any:
     except OSError:
         raise
     except Exception as error:  # a crafted pickle can make an unpickler raise anything
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(_explanation(file.path, str(error))) from error
     file.check_still_there()
     return content

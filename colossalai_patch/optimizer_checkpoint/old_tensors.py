@@ -107,6 +107,7 @@ def _references(container: dict[Any, Any], key: Any) -> int:
 
 def _uses(tensor: torch.Tensor) -> tuple[int, int, int]:
     storage = tensor.untyped_storage()
+    # Both counts are private, torch 2.2 to 2.14; torch's own CUDA graphs rely on them.
     uses: int = tensor._use_count()  # type: ignore[attr-defined]
     return uses, torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 

@@ -136,7 +136,7 @@ def test_no_code_in_a_group_file_runs(restoring, topology):
         "remove_the_index",
     ],
 )
-def test_what_fails_on_one_rank_fails_on_all_and_changes_none(restoring, topology, spoilt):
+def test_a_rank_that_fails_keeps_its_optimizer_and_no_other_waits_for_it(restoring, topology, spoilt):
     name = f"{topology}: rank 1: {spoilt}"
     assert_passed(restoring, name)
     assert restoring[name]["seconds"] < 10

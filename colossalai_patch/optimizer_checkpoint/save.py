@@ -243,14 +243,19 @@ def begin_save(target: Target, ranks: SavingRanks = ALONE) -> Save:
         OSError: if the target is something else than it should be, or the folder cannot be made or seen by a writer.
     """
     folder: SaveFolder | None = None
-    with ranks.waiting.all_or_none(SaveError):
-        if ranks.writer == 0:
-            folder = make_folder(target)
-    save_id = ranks.waiting.told(folder and folder.save_id)
-    with ranks.waiting.all_or_none(SaveError):
-        if ranks.writer:
-            folder = SaveFolder(target, save_id)
-            folder.check()
+    try:
+        with ranks.waiting.all_or_none(SaveError):
+            if ranks.writer == 0:
+                folder = make_folder(target)
+        save_id = ranks.waiting.told(folder and folder.save_id)
+        with ranks.waiting.all_or_none(SaveError):
+            if ranks.writer:
+                folder = SaveFolder(target, save_id)
+                folder.check()
+    except Exception:
+        if folder is not None:
+            folder.close()
+        raise
     return Save(target, ranks, folder.save_id if folder else save_id, folder)
 
 

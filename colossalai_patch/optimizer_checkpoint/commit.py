@@ -232,7 +232,7 @@ class DirectoryTarget:
         for path in others:
             finish_file(path)
         with self._locked() as is_locked:
-            older = self._indexed() or set()
+            older = {name for name in self._indexed() or () if (self.directory / name).exists()}
             final_index = self._replaced_index(index_file.name)
             index["metadata"][REPLACED_KEY] = sorted(older)
             self._replace(files, final_index, _renamed(index, names), names)

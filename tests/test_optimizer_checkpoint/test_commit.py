@@ -223,3 +223,22 @@ def test_an_unsharded_file_replaces_the_one_before(tmp_path):
     (tmp_path / "files" / "optimizer.bin").write_text("new")
     FileTarget(tmp_path / "optimizer.bin").commit(tmp_path / "files", ID, {})
     assert (tmp_path / "optimizer.bin").read_text() == "new"
+
+
+def test_the_list_of_what_was_replaced_does_not_grow(tmp_path, directory):
+    for number in range(4):
+        write_optimizer(tmp_path / "files", "new")
+        commit(directory, tmp_path / "files", save_id=f"0000000{number}")
+    index = json.loads((directory / "pytorch_optim.bin.index.json").read_text())
+    assert len(index["metadata"]["replaced"]) == 3
+
+
+def test_what_a_killed_commit_did_not_remove_goes_with_the_next(tmp_path, directory, monkeypatch):
+    write_optimizer(directory, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryTarget, "_remove", lambda *arguments: None)
+        write_optimizer(tmp_path / "files", "new")
+        commit(directory, tmp_path / "files")
+    write_optimizer(tmp_path / "files", "newer")
+    commit(directory, tmp_path / "files", save_id="12345678")
+    contents(directory)

@@ -270,7 +270,7 @@ class DirectoryTarget:
         names: set[str] = set()
         for path in self._indexes():
             try:
-                index = json.loads(path.read_bytes())
+                index = json.loads(_read_twice(path))
                 names.update(named_files(index), index["metadata"].get(REPLACED_KEY, ()))
             except FileNotFoundError:
                 continue
@@ -340,6 +340,16 @@ def unique_name(name: str, save_id: str) -> str:
         return f"{numbered[1]}-{save_id}{numbered[2]}{numbered[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{stem}-{save_id}-00000.{suffix}"
+
+
+def _read_twice(path: Path) -> bytes:
+    """Read a file, once more if that fails: on NFS it does (ESTALE) where another machine has replaced the file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return path.read_bytes()
 
 
 def _has_save_id(name: str) -> bool:

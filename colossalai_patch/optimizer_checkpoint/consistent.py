@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from colossalai_patch.optimizer_checkpoint.checksum import BYTES_AT_ONCE
 from colossalai_patch.optimizer_checkpoint.errors import ReplacedError
-from colossalai_patch.optimizer_checkpoint.index import LARGEST_INDEX, named_by_index
+from colossalai_patch.optimizer_checkpoint.index import named_by_index
 
 Result = TypeVar("Result")
 
@@ -80,8 +81,10 @@ def _identity_of_file(path: Path) -> Any:
         if path.suffix != ".json" or not path.is_file():
             return _identity_by_stat(path.stat())
         with path.open("rb") as file:
-            content = hashlib.sha256(file.read(LARGEST_INDEX)).digest()
-            return (content, *_identity_by_stat(os.fstat(file.fileno())))
+            digest = hashlib.sha256()
+            while chunk := file.read(BYTES_AT_ONCE):
+                digest.update(chunk)
+            return (digest.digest(), *_identity_by_stat(os.fstat(file.fileno())))
     except (OSError, ValueError):  # the latter for a name that no file can have
         return None
 

@@ -92,7 +92,7 @@ def load_streamed(
 def _reason_to_give_up_state(optimizer: Optimizer, states: StreamedStates) -> str | None:
     """Say why the old state is given up for the new one, if that is known before anything is read."""
     wanted = settings.release_old_state()
-    if wanted and optimizer.state:
+    if wanted and optimizer.state and _uses_native(optimizer):
         return f"as {RELEASE_OLD_STATE}=1 asks"
     lacking = shortage(optimizer, states.size_kept) if _may_give_up_state(optimizer) else None
     return lacking and f"since the new one takes {lacking}"

@@ -31,6 +31,15 @@ class FileRecord:
         return asdict(self)
 
 
+class UnwrittenFileError(OSError):
+    """The file system refused to take a file; ``size`` says how many bytes it would have had."""
+
+    def __init__(self, refusal: OSError, size: int) -> None:
+        """Say what ``refusal`` says."""
+        super().__init__(refusal.errno, refusal.strerror)
+        self.size = size
+
+
 class CheckedFile:
     """A new file for ``torch.save``, which needs ``write`` and ``flush`` of it."""
 
@@ -39,8 +48,11 @@ class CheckedFile:
     ) -> None:
         """Create the file and let ``fill`` write to it; ``advance`` is told of every number of bytes.
 
+        When the file system refuses a write, ``fill`` goes on, so that the size is known that would have been needed.
+
         Raises:
-            OSError: if the file system refuses; ``torch.save`` would say something else.
+            UnwrittenFileError: if the file system refuses; ``torch.save`` would say something else.
+            OSError: if the file cannot be made.
         """
         self._advance = advance
         self._size = 0
@@ -51,9 +63,11 @@ class CheckedFile:
         try:
             fill(self)
             self.flush()
-        except Exception as error:
+            if self._refusal is not None:
+                raise UnwrittenFileError(self._refusal, self._size) from self._refusal
+        except Exception:
             os.close(self._descriptor)
-            raise self._refusal or error from None
+            raise
 
     def write(self, data: bytes | memoryview) -> int:
         """Take bytes and say how many; they are written when there are enough, at the latest by ``flush``."""
@@ -75,11 +89,10 @@ class CheckedFile:
 
     def _put(self, data: memoryview) -> None:
         try:
-            while data:
+            while data and self._refusal is None:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
-            self._refusal = self._refusal or error
-            raise
+            self._refusal = error
 
     def finish(self) -> FileRecord:
         """Wait until the file is on disk, close it, and say what was written to it.

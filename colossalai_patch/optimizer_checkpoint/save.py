@@ -209,8 +209,11 @@ class Save:
     def _missing_room(self, error: BaseException) -> str:
         if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return ""
-        free = shutil.disk_usage(self._target.directory).free
-        return f". A save needs room beside the checkpoint that it replaces; {free / 1e6:.0f} MB are free now."
+        needed, free = sum(map(_size_of, self._records.values())), shutil.disk_usage(self._target.directory).free
+        return (
+            f". A save needs room beside the checkpoint that it replaces: the files of this process need {needed:,} "
+            f"bytes in all, and {free:,} are free beside those that could be written."
+        )
 
     def _finish_and_close(self) -> None:
         try:
@@ -257,6 +260,13 @@ def begin_save(target: Target, ranks: SavingRanks = ALONE) -> Save:
             folder.close()
         raise
     return Save(target, ranks, folder.save_id if folder else save_id, folder)
+
+
+def _size_of(file: "Future[FileRecord]") -> int:
+    """The bytes that a file has, or would have where it could not be written; 0 where nothing knows."""
+    error = file.exception()
+    size: int = getattr(error, "size", 0) if error else file.result().size
+    return size
 
 
 def save_adapter(checkpoint: str | Path, ranks: SavingRanks, write: Callable[..., None], *options: Any) -> None:

@@ -1,5 +1,6 @@
 """Saves through the public ``save_optimizer`` and ``save_model``: one commit, errors that are told, formats."""
 
+import errno
 import json
 import os
 import resource
@@ -25,7 +26,7 @@ from numbered_states import (
     set_number,
 )
 
-from colossalai_patch.optimizer_checkpoint import CheckpointError
+from colossalai_patch.optimizer_checkpoint import CheckpointError, checked_file
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 
 WAYS = ["bin", "safetensors", "async"]
@@ -222,6 +223,17 @@ def test_no_space_is_an_error_that_names_the_directory(tmp_path, way):
         save(tmp_path, 2, way)
     assert saved_number(tmp_path) == 1
     assert only_checkpoint_files(tmp_path)
+
+
+def test_no_space_is_an_error_that_says_how_much_is_needed(tmp_path, monkeypatch):
+    def refuse(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    save(tmp_path / "with room", 1)
+    needed = sum(record["size"] for record in files_by_index(tmp_path / "with room").values())
+    monkeypatch.setattr(checked_file.os, "write", refuse)
+    with pytest.raises(SaveError, match=rf"need {needed:,} bytes in all, and [\d,]+ are free"):
+        save(tmp_path / "without", 1)
 
 
 def test_an_error_in_the_background_surfaces_at_the_next_save(tmp_path):

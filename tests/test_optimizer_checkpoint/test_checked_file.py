@@ -25,9 +25,11 @@ def test_the_reason_of_a_failed_write_is_told_where_torch_would_hide_it(tmp_path
     def refuse(descriptor, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    whole = CheckedFile(tmp_path / "shard", lambda file: torch.save(STATE, file)).finish()
     monkeypatch.setattr(checked_file.os, "write", refuse)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device") as raised:
         CheckedFile(tmp_path / "shard", lambda file: torch.save(STATE, file))
+    assert raised.value.size == whole.size
 
 
 def test_a_short_write_is_continued(tmp_path, monkeypatch):

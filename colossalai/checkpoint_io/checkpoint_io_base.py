@@ -21,11 +21,11 @@ from colossalai_patch.optimizer_checkpoint.commit import (
     OPTIMIZER,
     SAFETENSORS_MODEL,
     DirectoryTarget,
-    FileTarget,
 )
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.ranks import SavingRanks, this_rank
 from colossalai_patch.optimizer_checkpoint.save import begin_save
+from colossalai_patch.optimizer_checkpoint.targets import FileTarget
 from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())

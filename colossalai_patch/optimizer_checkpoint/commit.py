@@ -8,8 +8,6 @@ one, and never anything else.
 import contextlib
 import json
 import logging
-import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +16,17 @@ from typing import Any
 from colossalai_patch.optimizer_checkpoint.checked_file import FileRecord, finish_file
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.locks import waiting_for_lock
+from colossalai_patch.optimizer_checkpoint.saved_index import (
+    REPLACED_KEY,
+    has_save_id,
+    named_files,
+    read_index_file,
+    renamed,
+    unique_name,
+    write_index_file,
+)
+from colossalai_patch.optimizer_checkpoint.targets import make_directory, synchronize_directory
 
-_NUMBER = r"(?:-stage-\d{5}(?:-\d{5})?-shard)?-\d{5}"
-_UNIQUE_NAME = re.compile(rf".+-[0-9a-f]{{8}}{_NUMBER}\.\w+")
-_NUMBERED_NAME = re.compile(rf"(.+?)({_NUMBER})(\.\w+)")
-
-REPLACED_KEY = "replaced"  # in the index: what its commit was to remove, in case that it was killed before
 SUFFIXES = (".bin", ".safetensors")
 SECONDS_FOR_A_COMMIT = 60  # a few renames; who holds the lock for longer hangs
 
@@ -48,111 +51,6 @@ class Layout:
 OPTIMIZER = Layout("optimizer", ("pytorch_optim.bin.index", "optimizer.safetensors.index"), keeps_names=False)
 BIN_MODEL = Layout("model", ("pytorch_model.bin.index",), keeps_names=True)
 SAFETENSORS_MODEL = Layout("model", ("model.safetensors.index",), keeps_names=True)
-
-
-@dataclass(frozen=True)
-class FileTarget:
-    """An unsharded checkpoint: one file."""
-
-    file: Path
-
-    @property
-    def directory(self) -> Path:
-        """The directory that holds the file."""
-        return self.file.parent
-
-    @property
-    def path(self) -> Path:
-        """The path of the checkpoint."""
-        return self.file
-
-    @property
-    def label(self) -> str:
-        """What the folder of a save is called by, beside those of other targets."""
-        return self.file.name
-
-    def replaced(self) -> list[Path]:
-        """What a commit would replace."""
-        return [self.file] if self.file.exists() else []
-
-    def prepare(self) -> None:
-        """Make sure that there can be such a file.
-
-        Raises:
-            OSError: if there cannot.
-        """
-        if self.file.is_dir():
-            raise IsADirectoryError(f"{self.file} is a directory, where the file of an unsharded checkpoint should be")
-        if not self.directory.is_dir():
-            raise NotADirectoryError(f"{self.file} cannot be saved, since {self.directory} is no directory")
-
-    def stand_in(self, files: Path) -> Path:
-        """The path in ``files`` that is written instead."""
-        return files / self.file.name
-
-    def remove_leftovers(self, save_id: str) -> bool:
-        """Nothing of a dead save is outside of its folder."""
-        return True
-
-    def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
-        """Put the saved file into its place.
-
-        Raises:
-            OSError: if that fails; the old file is as it was.
-        """
-        saved = files / self.file.name
-        if saved.name not in records:
-            finish_file(saved)
-        saved.replace(self.file)
-        synchronize_directory(self.directory)
-
-
-@dataclass(frozen=True)
-class FolderTarget:
-    """A directory of files that have no index, such as those of an adapter: each one is replaced by itself."""
-
-    directory: Path
-
-    @property
-    def path(self) -> Path:
-        """The path of the checkpoint."""
-        return self.directory
-
-    @property
-    def label(self) -> str:
-        """What the folder of a save is called by, beside those of other targets."""
-        return "folder"
-
-    def prepare(self) -> None:
-        """Make the directory, if there is none.
-
-        Raises:
-            OSError: if there cannot be one.
-        """
-        _make_directory(self.directory)
-
-    def stand_in(self, files: Path) -> Path:
-        """The path that is written instead: ``files`` itself."""
-        return files
-
-    def remove_leftovers(self, save_id: str) -> bool:
-        """Nothing of a dead save is outside of its folder."""
-        return True
-
-    def commit(self, files: Path, save_id: str, records: Mapping[str, FileRecord]) -> None:
-        """Put the saved files into their places.
-
-        Raises:
-            OSError: if that fails; each file is the new one or the old one.
-        """
-        saved = [path for path in sorted(files.rglob("*")) if path.is_file()]
-        for path in saved:
-            finish_file(path)
-        for path in saved:
-            final = self.directory / path.relative_to(files)
-            final.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(final)
-        synchronize_directory(self.directory)
 
 
 @dataclass(frozen=True)
@@ -190,7 +88,7 @@ class DirectoryTarget:
         Raises:
             OSError: if there cannot be one.
         """
-        _make_directory(self.directory)
+        make_directory(self.directory)
 
     def stand_in(self, files: Path) -> Path:
         """The path that is written instead: ``files`` itself."""
@@ -235,7 +133,7 @@ class DirectoryTarget:
             older = {name for name in self._indexed() or () if (self.directory / name).exists()}
             final_index = self._replaced_index(index_file.name)
             index["metadata"][REPLACED_KEY] = sorted(older)
-            self._replace(files, final_index, _renamed(index, names), names)
+            self._replace(files, final_index, renamed(index, names), names)
             with self._errors_as_warnings():
                 synchronize_directory(self.directory)
                 for path in others:
@@ -270,7 +168,7 @@ class DirectoryTarget:
         names: set[str] = set()
         for path in self._indexes():
             try:
-                index = json.loads(_read_twice(path))
+                index = read_index_file(path)
                 names.update(named_files(index), index["metadata"].get(REPLACED_KEY, ()))
             except FileNotFoundError:
                 continue
@@ -283,7 +181,7 @@ class DirectoryTarget:
         try:
             for name, unique in names.items():
                 (files / name).replace(self.directory / unique)
-            _write_index(files / final_index.name, index)
+            write_index_file(files / final_index.name, index)
             synchronize_directory(self.directory)
             (files / final_index.name).replace(final_index)
         except OSError:
@@ -300,7 +198,7 @@ class DirectoryTarget:
             (files / name).hardlink_to(self.directory / unique)
             (files / name).replace(self.directory / name)
         index["metadata"][REPLACED_KEY] += names.values()
-        _write_index(files / final_index.name, index)
+        write_index_file(files / final_index.name, index)
         synchronize_directory(self.directory)
         (files / final_index.name).replace(final_index)
         synchronize_directory(self.directory)
@@ -311,7 +209,7 @@ class DirectoryTarget:
         """Remove the files of the index that was replaced, and the index of another format beside it."""
         kept = named_files(json.loads(final_index.read_bytes()))
         for name in sorted(older.difference(kept)):
-            if is_locked or _has_save_id(name):
+            if is_locked or has_save_id(name):
                 (self.directory / name).unlink(missing_ok=True)
         for path in self._indexes():
             if is_locked and path != final_index:
@@ -327,68 +225,3 @@ class DirectoryTarget:
 
     def _prefixed(self, name: str) -> str:
         return f"{name}.{self.prefix}" if self.prefix else name
-
-
-def unique_name(name: str, save_id: str) -> str:
-    """Put the id of a save into the name of a file.
-
-    The name still ends in five digits, those of a group file being zeros: the next save by stock ColossalAI removes
-    files that are named so.
-    """
-    numbered = _NUMBERED_NAME.fullmatch(name)
-    if numbered:
-        return f"{numbered[1]}-{save_id}{numbered[2]}{numbered[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{stem}-{save_id}-00000.{suffix}"
-
-
-def _read_twice(path: Path) -> bytes:
-    """Read a file, once more if that fails: on NFS it does (ESTALE) where another machine has replaced the file."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return path.read_bytes()
-
-
-def _has_save_id(name: str) -> bool:
-    return _UNIQUE_NAME.fullmatch(name) is not None
-
-
-def named_files(index: Any) -> list[str]:
-    """The names of the files that belong to a checkpoint, by its index, each once."""
-    group_files = [index["metadata"]["param_groups"]] if "param_groups" in index["metadata"] else []
-    return list(dict.fromkeys([*group_files, *index["weight_map"].values()]))
-
-
-def _make_directory(directory: Path) -> None:
-    if directory.is_dir():
-        return
-    if directory.exists():
-        raise NotADirectoryError(f"{directory} is a file, where the directory of a checkpoint should be")
-    directory.mkdir(parents=True, exist_ok=True)
-    synchronize_directory(directory.parent)
-
-
-def synchronize_directory(directory: Path) -> None:
-    """Wait until the names in ``directory`` are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _renamed(index: Any, names: Mapping[str, str]) -> Any:
-    metadata = index["metadata"] | {
-        "files": {names[name]: record for name, record in index["metadata"]["files"].items()}
-    }
-    if "param_groups" in metadata:
-        metadata["param_groups"] = names[metadata["param_groups"]]
-    return {"metadata": metadata, "weight_map": {key: names[name] for key, name in index["weight_map"].items()}}
-
-
-def _write_index(path: Path, index: Any) -> None:
-    path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    finish_file(path)

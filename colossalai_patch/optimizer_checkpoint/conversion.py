@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
-from colossalai_patch.optimizer_checkpoint.commit import OPTIMIZER, DirectoryTarget, FileTarget
+from colossalai_patch.optimizer_checkpoint.commit import OPTIMIZER, DirectoryTarget
 from colossalai_patch.optimizer_checkpoint.comparison import compare
 from colossalai_patch.optimizer_checkpoint.content import bytes_of, with_tensors
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
@@ -24,6 +24,7 @@ from colossalai_patch.optimizer_checkpoint.safetensors_metadata import described
 from colossalai_patch.optimizer_checkpoint.save import Save, begin_save
 from colossalai_patch.optimizer_checkpoint.shard import State, as_it_is
 from colossalai_patch.optimizer_checkpoint.source import Source, open_source
+from colossalai_patch.optimizer_checkpoint.targets import FileTarget
 from colossalai_patch.optimizer_checkpoint.values import bytes_of_state
 
 BYTES_OF_A_SHARD = 2**30  # as ColossalAI's default of 1024 MB

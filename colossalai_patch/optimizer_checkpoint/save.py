@@ -17,11 +17,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from colossalai_patch.optimizer_checkpoint.checked_file import CheckedFile, FileRecord, finish_file
-from colossalai_patch.optimizer_checkpoint.commit import FolderTarget
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
 from colossalai_patch.optimizer_checkpoint.messages import Messages
 from colossalai_patch.optimizer_checkpoint.ranks import ALONE, SavingRanks
 from colossalai_patch.optimizer_checkpoint.save_folder import SaveFolder, Target, make_folder
+from colossalai_patch.optimizer_checkpoint.targets import FolderTarget
 
 WRITERS = 4
 OUTCOME = "outcome"

@@ -10,8 +10,9 @@ import shutil
 from glob import escape
 from pathlib import Path
 
-from colossalai_patch.optimizer_checkpoint.commit import DirectoryTarget, FileTarget, FolderTarget
+from colossalai_patch.optimizer_checkpoint.commit import DirectoryTarget
 from colossalai_patch.optimizer_checkpoint.locks import FileLock, lock_of_dead_process, new_lock
+from colossalai_patch.optimizer_checkpoint.targets import FileTarget, FolderTarget
 
 FOLDER = ".saving-"
 TRIES = 10

@@ -7,15 +7,10 @@ import json
 import pytest
 
 from colossalai_patch.optimizer_checkpoint.checked_file import finish_file
-from colossalai_patch.optimizer_checkpoint.commit import (
-    BIN_MODEL,
-    OPTIMIZER,
-    DirectoryTarget,
-    FileTarget,
-    named_files,
-    unique_name,
-)
+from colossalai_patch.optimizer_checkpoint.commit import BIN_MODEL, OPTIMIZER, DirectoryTarget
 from colossalai_patch.optimizer_checkpoint.errors import SaveError
+from colossalai_patch.optimizer_checkpoint.saved_index import named_files, unique_name
+from colossalai_patch.optimizer_checkpoint.targets import FileTarget
 
 ID = "0cba29bf"
 

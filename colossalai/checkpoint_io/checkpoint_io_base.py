@@ -30,6 +30,7 @@ from colossalai_patch.overlay import extend_release
 
 release = extend_release(globals())
 
+_REFUSED_BY_STOCK = SavingRanks(writer=None)  # before any rank waits for another
 _WAITED_FOR = {"model": ("model", "optimizer"), "optimizer": ("optimizer",)}
 
 
@@ -66,7 +67,8 @@ class CheckpointIO(release.CheckpointIO):
             )
 
         layout = SAFETENSORS_MODEL if use_safetensors or use_async else BIN_MODEL
-        self._save(_target(checkpoint, shard, prefix, layout), write, self._model_ranks(shard), "model", use_async)
+        ranks = _REFUSED_BY_STOCK if model is None else self._model_ranks(shard)
+        self._save(_target(checkpoint, shard, prefix, layout), write, ranks, "model", use_async)
 
     def save_optimizer(
         self,
@@ -85,8 +87,8 @@ class CheckpointIO(release.CheckpointIO):
                 self, optimizer, path, shard, gather_dtensor, prefix, size_per_shard, in_safetensors
             )
 
-        target, ranks = _target(checkpoint, shard, prefix, OPTIMIZER), self._optimizer_ranks(shard)
-        self._save(target, write, ranks, "optimizer", use_async)
+        ranks = _REFUSED_BY_STOCK if optimizer is None else self._optimizer_ranks(shard)
+        self._save(_target(checkpoint, shard, prefix, OPTIMIZER), write, ranks, "optimizer", use_async)
 
     def save_lr_scheduler(self, lr_scheduler, checkpoint):
         save = begin_save(FileTarget(Path(checkpoint).resolve()))

@@ -124,6 +124,7 @@ def none_is_refused_on_the_rank_that_asks(topology, folder):
         for shard in (False, True):
             if on_rank(0):
                 _assert_refused(getattr(run.booster, method), folder / method, shard)
+    dist.barrier()
     assert files_below(folder) == []
 
 

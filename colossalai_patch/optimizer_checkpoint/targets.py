@@ -1,4 +1,4 @@
-"""Checkpoints without an index that a save replaces: one file, or a directory of files. Directories are made for both."""
+"""What a save replaces that has no index: one file, or the files of a directory. Directories are made for both."""
 
 import os
 from collections.abc import Mapping
